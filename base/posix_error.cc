@@ -8,9 +8,8 @@ namespace layercake::base {
 
 absl::Status PosixError(absl::string_view attempt, int error_number) {
   return absl::Status(absl::ErrnoToStatusCode(error_number),
-                      absl::StrCat(attempt, ": ",
-                                   std::generic_category().message(error_number), " (errno ",
-                                   error_number, ")"));
+                      absl::StrCat(attempt, ": ", std::generic_category().message(error_number),
+                                   " (errno ", error_number, ")"));
 }
 
 }  // namespace layercake::base

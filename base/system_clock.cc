@@ -17,6 +17,8 @@ Instant SystemClock::Now() const {
   return Instant::FromStart(absl::DurationFromTimespec(ReadClock(CLOCK_MONOTONIC)));
 }
 
-absl::Time SystemClock::WallNow() const { return absl::TimeFromTimespec(ReadClock(CLOCK_REALTIME)); }
+absl::Time SystemClock::WallNow() const {
+  return absl::TimeFromTimespec(ReadClock(CLOCK_REALTIME));
+}
 
 }  // namespace layercake::base

@@ -1,0 +1,129 @@
+// A one-way link between neighbouring stages: a ring of slots owned and registered at start.
+//
+//   sender                                   receiver
+//     Acquire(lane) -> slot                    Poll(lane) -> frame
+//     write slot.memory                        read frame.payload
+//     Commit(slot, header)   --- frame --->    Release(frame.slot)
+//     (credit back)          <-- credit ---
+//
+// Right: several slots acquired, committed in the order acquired; several frames polled, released
+// in any order (the credit of a slot returns when it is released).
+// Wrong: touching slot.memory after Commit, or frame.payload after Release.
+//
+// Nothing here blocks. `on_ready` (ChannelContext) runs on the executor's thread when a call that
+// had no result may have one now: a frame, a credit, the connection, or an error. It may be
+// spurious and it may cover several events: call until empty.
+// The first fatal error is latched: status() keeps it and every later call returns it.
+// Thread rule: everything on the executor's thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "base/executor.h"
+#include "base/fd_watcher.h"
+#include "kernels/device.h"
+#include "transport/frame.h"
+
+namespace layercake::transport {
+
+enum class TransportKind : uint8_t { kLocal = 1, kPinnedHost = 2, kUcx = 3, kCudaIpc = 4 };
+// "local", "pinned_host", "ucx", "cuda_ipc".
+absl::string_view TransportKindName(TransportKind kind);
+absl::StatusOr<TransportKind> ParseTransportKind(absl::string_view name);
+
+// Sizes of a ring; both ends get the same from the coordinator.
+struct ChannelGeometry {
+  uint32_t plan_slots = 0;
+  uint32_t plan_slot_bytes = 0;
+  uint32_t activation_slots = 0;
+  uint32_t activation_slot_bytes = 0;
+};
+// InvalidArgument, naming the value, when a number is zero or absurd (a slot over 1 GiB, over 1,024
+// slots, a ring over 64 GiB).
+absl::Status ValidateGeometry(const ChannelGeometry& geometry);
+
+struct ChannelOptions {
+  RingId ring;
+  ChannelGeometry geometry;
+  std::string peer;  // for messages: "stage 2 (host b, cpu)"
+};
+
+// What a channel runs on. Everything outlives the channel.
+struct ChannelContext {
+  base::Executor* executor = nullptr;
+  base::FdWatcher* watcher = nullptr;
+  absl::AnyInvocable<void()> on_ready;
+};
+
+struct SendSlot {
+  Lane lane = Lane::kPlan;
+  uint32_t index = 0;
+  kernels::Buffer memory;  // the whole slot
+};
+
+// What the sender says of a frame; the channel fills in ring, sequence and checksum.
+struct OutgoingFrame {
+  FrameKind kind = FrameKind::kPlan;
+  uint64_t step = 0;
+  uint32_t section_bytes = 0;
+  uint32_t payload_bytes = 0;
+};
+
+struct ReceivedFrame {
+  FrameHeader header;
+  uint32_t slot = 0;
+  kernels::Buffer payload;  // header.payload_bytes
+};
+
+class ChannelSender {
+ public:
+  virtual ~ChannelSender() = default;
+  virtual TransportKind kind() const = 0;
+  // True once the receiver has accepted the connection; Acquire gives slots from then on.
+  virtual bool connected() const = 0;
+  // OK while usable. Unavailable: peer gone. DataLoss, FailedPrecondition: see frame.h.
+  virtual absl::Status status() const = 0;
+  // nullopt: not connected yet, or no credit.
+  virtual absl::StatusOr<std::optional<SendSlot>> Acquire(Lane lane) = 0;
+  // InvalidArgument when frame.payload_bytes does not fit the slot. Slots of one lane are
+  // committed in the order acquired.
+  virtual absl::Status Commit(const SendSlot& slot, const OutgoingFrame& frame) = 0;
+};
+
+class ChannelReceiver {
+ public:
+  virtual ~ChannelReceiver() = default;
+  virtual TransportKind kind() const = 0;
+  // What the sender needs to connect. Contains a secret: control path only.
+  virtual std::string offer() const = 0;
+  virtual bool connected() const = 0;
+  virtual absl::Status status() const = 0;
+  // The next frame of the lane in order, or nullopt.
+  virtual absl::StatusOr<std::optional<ReceivedFrame>> Poll(Lane lane) = 0;
+  virtual absl::Status Release(Lane lane, uint32_t slot) = 0;
+};
+
+// One process's means to make channels of one kind.
+class ChannelFactory {
+ public:
+  virtual ~ChannelFactory() = default;
+  virtual TransportKind kind() const = 0;
+  virtual absl::StatusOr<std::unique_ptr<ChannelReceiver>> CreateReceiver(
+      const ChannelOptions& options, ChannelContext context) = 0;
+  // `offer` came over the wire: it is checked. Returns at once; connected() says when it is done,
+  // status() when it failed. The caller owns the deadline.
+  virtual absl::StatusOr<std::unique_ptr<ChannelSender>> Connect(absl::string_view offer,
+                                                                 const ChannelOptions& options,
+                                                                 ChannelContext context) = 0;
+};
+
+}  // namespace layercake::transport

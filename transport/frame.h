@@ -1,0 +1,53 @@
+// What stands before every payload on a channel: 64 bytes, little-endian, checked before use.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace layercake::transport {
+
+// Two lanes of slots per channel, so that a plan never waits behind activations: the plan of a
+// micro-batch runs ahead of it (docs/architecture.md, "Processes").
+enum class Lane : uint8_t { kPlan = 0, kActivation = 1 };
+inline constexpr int kLaneCount = 2;
+
+enum class FrameKind : uint8_t {
+  kPlan = 1,        // a serialised v1.MicroBatchPlan
+  kActivation = 2,  // a v1.ActivationHeader section and the residual stream of the step's rows
+  kProbe = 3,       // a checked pattern, at connect only
+};
+
+// The ring that a frame belongs to. A frame of another ring is refused (FailedPrecondition).
+struct RingId {
+  uint64_t term = 0;   // of the coordinator
+  uint32_t epoch = 0;  // of the plan
+  friend bool operator==(const RingId&, const RingId&) = default;
+};
+
+struct FrameHeader {
+  FrameKind kind = FrameKind::kPlan;
+  Lane lane = Lane::kPlan;
+  RingId ring;
+  uint64_t sequence = 0;  // counts the frames of this channel and lane from 0: no gap, no repeat
+  uint64_t step = 0;
+  uint32_t section_bytes = 0;  // optional sections at the start of the payload
+  uint32_t payload_bytes = 0;  // sections included
+  uint32_t payload_crc32c = 0;
+};
+
+inline constexpr size_t kFrameHeaderBytes = 64;
+
+// Layout: magic u32 "LCF1", version u16, header_bytes u16, kind u8, lane u8, flags u16 (0),
+// epoch u32, term u64, sequence u64, step u64, section_bytes u32, payload_bytes u32,
+// payload_crc32c u32, reserved, header_crc32c u32 (last; over all bytes before it).
+std::array<std::byte, kFrameHeaderBytes> EncodeFrameHeader(const FrameHeader& header);
+
+// DataLoss: short, wrong magic, wrong checksum, unknown kind or lane, section_bytes >
+// payload_bytes. FailedPrecondition: another version (both are in the message).
+absl::StatusOr<FrameHeader> DecodeFrameHeader(absl::Span<const std::byte> bytes);
+
+}  // namespace layercake::transport
