@@ -1,0 +1,60 @@
+// A whole coordinator: options in, exit code out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "coordinator/grpc_server.h"
+#include "layercake/v1/inference.pb.h"
+
+namespace layercake::coordinator {
+
+struct CoordinatorProcessOptions {
+  std::string model_path;  // resolved: a file
+  std::string model_name;  // as clients see it; empty: from the file
+  int stages = 1;
+  std::string layers;      // "0-9,10-29"; empty: balanced by bytes
+  std::string transport = "auto";
+  std::string kv_type = "f16";  // "f16" or "f32"
+  int context_tokens = 0;       // of one sequence; 0: the model's, at most 8,192
+  int max_sequences = 64;       // running at once
+  int max_queued = 1024;
+  int max_rows = 256;           // of one micro-batch
+  int prefill_rows = 256;       // prompt rows of one micro-batch
+  int max_in_flight = 0;        // micro-batches; 0: the number of stages
+  int kv_blocks = 0;            // 0: enough for four full contexts, at least max_sequences blocks
+  int max_output_tokens = 0;    // the operator's ceiling for one request; 0: none
+  absl::Duration worker_wait = absl::Seconds(120);  // for all workers to dial in
+  absl::Duration load_silence = absl::Seconds(30);  // a loading stage that makes no progress
+  absl::Duration connect_timeout = absl::Seconds(30);
+  absl::Duration step_timeout = absl::Seconds(60);
+  absl::Duration shutdown_grace = absl::Seconds(10);
+  GrpcServerOptions server;
+};
+
+// Called on the decision thread whenever the chain's state or a stage's loading progress changed,
+// at most ten times a second while loading. `serve` draws its progress bars from it.
+using StatusObserver = absl::AnyInvocable<void(const v1::GetStatusResponse&)>;
+
+class CoordinatorProcess {
+ public:
+  virtual ~CoordinatorProcess() = default;
+  // Ports are bound: addresses that workers and clients dial.
+  virtual std::string client_address() const = 0;
+  virtual std::string worker_address() const = 0;
+  // Serves until RequestShutdown, or until the chain fails (its status is returned). Blocks.
+  virtual absl::Status Run(StatusObserver observer) = 0;
+  // From any thread or after a signal was seen: no new requests, running ones get the grace time,
+  // workers are told to end, Run returns OK. A second call cuts the grace short.
+  virtual void RequestShutdown() = 0;
+};
+
+// Checks the model in full and binds the ports before anything is loaded.
+absl::StatusOr<std::unique_ptr<CoordinatorProcess>> CreateCoordinatorProcess(
+    CoordinatorProcessOptions options);
+
+}  // namespace layercake::coordinator
