@@ -17,17 +17,17 @@ struct CoordinatorProcessOptions {
   std::string model_path;  // resolved: a file
   std::string model_name;  // as clients see it; empty: from the file
   int stages = 1;
-  std::string layers;      // "0-9,10-29"; empty: balanced by bytes
+  std::string layers;  // "0-9,10-29"; empty: balanced by bytes
   std::string transport = "auto";
   std::string kv_type = "f16";  // "f16" or "f32"
   int context_tokens = 0;       // of one sequence; 0: the model's, at most 8,192
   int max_sequences = 64;       // running at once
   int max_queued = 1024;
-  int max_rows = 256;           // of one micro-batch
-  int prefill_rows = 256;       // prompt rows of one micro-batch
-  int max_in_flight = 0;        // micro-batches; 0: the number of stages
-  int kv_blocks = 0;            // 0: enough for four full contexts, at least max_sequences blocks
-  int max_output_tokens = 0;    // the operator's ceiling for one request; 0: none
+  int max_rows = 256;         // of one micro-batch
+  int prefill_rows = 256;     // prompt rows of one micro-batch
+  int max_in_flight = 0;      // micro-batches; 0: the number of stages
+  int kv_blocks = 0;          // 0: enough for four full contexts, at least max_sequences blocks
+  int max_output_tokens = 0;  // the operator's ceiling for one request; 0: none
   absl::Duration worker_wait = absl::Seconds(120);  // for all workers to dial in
   absl::Duration load_silence = absl::Seconds(30);  // a loading stage that makes no progress
   absl::Duration connect_timeout = absl::Seconds(30);
