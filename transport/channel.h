@@ -27,7 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/clock.h"
+#include "absl/types/span.h"
 #include "base/executor.h"
 #include "base/fd_watcher.h"
 #include "kernels/device.h"
@@ -57,11 +57,24 @@ struct ChannelOptions {
   std::string peer;  // for messages: "stage 2 (host b, cpu)"
 };
 
+// Where the faults of a test enter (faulty_channel.h): sees every frame of a sender after it was
+// sealed with its checksums and before it is published. Executor's thread.
+class FrameTap {
+ public:
+  enum class Verdict { kSend, kDrop, kSendTwice };
+  virtual ~FrameTap() = default;
+  // May change the bytes of header and payload. Shortening `payload` shortens what is sent where
+  // the kind sends bytes (ucx); elsewhere only the header says how long a payload is.
+  virtual Verdict OnFrame(absl::Span<std::byte> header, kernels::Buffer& payload) = 0;
+};
+
 // What a channel runs on. Everything outlives the channel.
 struct ChannelContext {
   base::Executor* executor = nullptr;
   base::FdWatcher* watcher = nullptr;
+  // Never runs inside a call of the channel. It may destroy the channel.
   absl::AnyInvocable<void()> on_ready;
+  FrameTap* tap = nullptr;  // null outside tests
 };
 
 struct SendSlot {

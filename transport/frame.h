@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace layercake::transport {
@@ -14,6 +15,7 @@ namespace layercake::transport {
 // micro-batch runs ahead of it (docs/architecture.md, "Processes").
 enum class Lane : uint8_t { kPlan = 0, kActivation = 1 };
 inline constexpr int kLaneCount = 2;
+absl::string_view LaneName(Lane lane);  // "plan", "activation"
 
 enum class FrameKind : uint8_t {
   kPlan = 1,        // a serialised v1.MicroBatchPlan
@@ -43,7 +45,7 @@ inline constexpr size_t kFrameHeaderBytes = 64;
 
 // Layout: magic u32 "LCF1", version u16, header_bytes u16, kind u8, lane u8, flags u16 (0),
 // epoch u32, term u64, sequence u64, step u64, section_bytes u32, payload_bytes u32,
-// payload_crc32c u32, reserved, header_crc32c u32 (last; over all bytes before it).
+// payload_crc32c u32, reserved u64 (0), header_crc32c u32 (last; over all bytes before it).
 std::array<std::byte, kFrameHeaderBytes> EncodeFrameHeader(const FrameHeader& header);
 
 // DataLoss: short, wrong magic, wrong checksum, unknown kind or lane, section_bytes >
