@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -60,6 +61,9 @@ class Device {
 // completions and outlives the device.
 struct CpuDeviceOptions {
   int threads = 1;
+  // About how long a thread of the pool looks for work before it sleeps. Short, because workers
+  // may share cores.
+  int spin_us = 20;
 };
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options,
                                                         base::Executor& on_done);

@@ -117,8 +117,8 @@ struct AttentionWeights {
 struct FfnWeights {
   const Vector* norm = nullptr;  // (hidden)
   float norm_eps = 0;
-  const Matrix* gate = nullptr;  // (ffn, hidden)
-  const Matrix* up = nullptr;    // (ffn, hidden)
+  const Matrix* gate = nullptr;       // (ffn, hidden)
+  const Matrix* up = nullptr;         // (ffn, hidden)
   const Vector* gate_bias = nullptr;  // (ffn) or null
   const Vector* up_bias = nullptr;    // (ffn) or null
 };

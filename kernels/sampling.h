@@ -36,7 +36,7 @@ struct SeenToken {
 struct SampleRequest {
   int32_t logits_row = 0;
   SamplingParams params;
-  uint64_t position = 0;  // of the token drawn, in its sequence
+  uint64_t position = 0;             // of the token drawn, in its sequence
   absl::Span<const SeenToken> seen;  // each token once; empty when no penalty is set
   int32_t top_logprobs = -1;  // -1: no log-probability; n >= 0: the token's own and the n best
   // Bit t % 32 of word t / 32 allows token t. Empty: all allowed. Else ceil(vocabulary / 32) words.

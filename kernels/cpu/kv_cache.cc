@@ -1,0 +1,58 @@
+#include "kernels/cpu/kv_cache.h"
+
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+
+namespace layercake::kernels {
+namespace {
+
+std::optional<uint64_t> CheckedKvCacheBytes(const KvCacheSpec& spec) {
+  std::optional<uint64_t> bytes = spec.type == KvType::kF16 ? 4 : 8;  // one key and one value
+  for (const int factor :
+       {spec.layers, spec.blocks, spec.block_tokens, spec.kv_heads, spec.head_dim}) {
+    if (factor < 0) return std::nullopt;
+    bytes = base::CheckedMul(*bytes, static_cast<uint64_t>(factor));
+    if (!bytes) return std::nullopt;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+size_t KvCacheBytes(const KvCacheSpec& spec) {
+  return CheckedKvCacheBytes(spec).value_or(std::numeric_limits<size_t>::max());
+}
+
+absl::StatusOr<std::unique_ptr<CpuKvCache>> CpuKvCache::Create(const KvCacheSpec& spec) {
+  const std::string shape =
+      absl::StrCat("a KV cache of ", spec.layers, " layers, ", spec.blocks, " blocks of ",
+                   spec.block_tokens, " tokens, ", spec.kv_heads, " kv heads of ", spec.head_dim);
+  if (spec.layers < 1 || spec.blocks < 1 || spec.block_tokens < 1 || spec.kv_heads < 1 ||
+      spec.head_dim < 2 || spec.head_dim % 2 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(shape, ": every number must be positive and the head width even"));
+  }
+  const std::optional<uint64_t> bytes = CheckedKvCacheBytes(spec);
+  if (!bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(shape, " has more bytes than 64 bits count; use fewer blocks"));
+  }
+  absl::StatusOr<HostMemory> memory = HostMemory::Allocate(*bytes, shape);
+  if (!memory.ok()) return memory.status();
+  return std::unique_ptr<CpuKvCache>(new CpuKvCache(spec, *std::move(memory)));
+}
+
+std::byte* CpuKvCache::At(int layer, int which, int32_t block, int kv_head, int token) const {
+  const KvCacheSpec& s = spec();
+  size_t index = static_cast<size_t>(layer) * 2 + static_cast<size_t>(which);
+  index = index * static_cast<size_t>(s.blocks) + static_cast<size_t>(block);
+  index = index * static_cast<size_t>(s.kv_heads) + static_cast<size_t>(kv_head);
+  index = index * static_cast<size_t>(s.block_tokens) + static_cast<size_t>(token);
+  return memory_.address() + index * static_cast<size_t>(s.head_dim) * element_bytes();
+}
+
+}  // namespace layercake::kernels
