@@ -53,7 +53,8 @@ struct ModelConfig {
   double rope_base = 10000.0;
   RopeScaling rope_scaling;
 
-  // From the tensor list.
+  // From the tensor list. What the architecture always has (biases of qwen2, norms of qwen3) is set
+  // even when the first layer lacks it, so that planning names the missing tensor.
   bool tied_output = false;       // no output.weight: token_embd is used for the head
   bool qkv_bias = false;          // attn_q/k/v (or attn_qkv) have biases
   bool qk_norm = false;           // per-head RMS norm of q and k before RoPE

@@ -70,14 +70,15 @@ struct WeightMap {
 };
 
 // NotFound names the missing tensor and the stage's layers; InvalidArgument names both shapes;
-// Unimplemented when norms or biases are not F32 or rope_factors_long/short are present.
+// Unimplemented when norms or biases are not F32, when rope_factors_long/short are present, or when
+// one of the stage's layers holds a tensor that we would ignore (it would change the answer).
 absl::StatusOr<WeightMap> PlanWeights(const ModelConfig& config,
                                       absl::Span<const TensorInfo> tensors, uint32_t layer_first,
                                       uint32_t layer_end);
 
-// Names of the tensors that no stage uses, in file order.
-std::vector<std::string> UnusedTensors(const ModelConfig& config,
-                                       absl::Span<const TensorInfo> tensors);
+// Names of the tensors that no stage uses, in file order. Errors as PlanWeights over all layers.
+absl::StatusOr<std::vector<std::string>> UnusedTensors(const ModelConfig& config,
+                                                       absl::Span<const TensorInfo> tensors);
 
 // Bytes for planning: what each layer, the embedding (first stage) and the head (last stage, its
 // own copy when tied) add to a stage, and what every stage holds.

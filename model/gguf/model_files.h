@@ -47,8 +47,8 @@ class ModelFiles {
   absl::StatusOr<absl::Span<const std::byte>> TensorBytes(absl::string_view name) const;
   bool has_data() const;
 
-  uint64_t total_file_bytes() const;
-  uint64_t total_tensor_bytes() const;
+  uint64_t total_file_bytes() const { return total_file_bytes_; }
+  uint64_t total_tensor_bytes() const { return total_tensor_bytes_; }
   // The path (or name) of shard 1.
   const std::string& name() const { return shards_.front().name(); }
 
@@ -63,6 +63,8 @@ class ModelFiles {
   std::vector<GgufFile> shards_;
   std::vector<TensorInfo> tensors_;
   absl::flat_hash_map<absl::string_view, size_t> tensor_index_;
+  uint64_t total_file_bytes_ = 0;
+  uint64_t total_tensor_bytes_ = 0;
   uint64_t fingerprint_ = 0;
 };
 

@@ -14,6 +14,9 @@
 
 namespace layercake::model {
 
+// Far above real sets (the largest published ones have under 200).
+inline constexpr uint32_t kMaxShards = 1024;
+
 // "dir/name-00002-of-00003.gguf" = {"dir/name", 2, 3}; number is 1-based as in the name.
 struct ShardName {
   std::string prefix;
