@@ -1,6 +1,8 @@
 // The one table of errors that clients see, shared by gRPC and HTTP.
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -43,5 +45,16 @@ absl::Status MakeError(ErrorReason reason, absl::string_view message, absl::stri
 // InvalidArgument, kUnsupported for Unimplemented, kCancelled, kDeadline likewise by code).
 ErrorReason ReasonOf(const absl::Status& status);
 std::string ParamOf(const absl::Status& status);
+
+// `status` with one more piece of metadata ("prompt_tokens", "context", "stage"); unchanged when it
+// was not made by MakeError.
+absl::Status WithMetadata(absl::Status status, absl::string_view key, absl::string_view value);
+// All metadata of a status made by MakeError; "param" is in it.
+std::map<std::string, std::string> MetadataOf(const absl::Status& status);
+
+// `text` as it may go into a message: valid UTF-8 (each byte that is none becomes U+FFFD), no
+// control characters (they become spaces), at most kMaxErrorMessageBytes. MakeError applies it.
+std::string SafeMessage(absl::string_view text);
+inline constexpr size_t kMaxErrorMessageBytes = 1024;
 
 }  // namespace layercake
