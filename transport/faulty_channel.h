@@ -8,6 +8,7 @@
 // The inner factory outlives it, it outlives its channels.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 

@@ -7,6 +7,7 @@
 // Thread rule: the channel's executor's thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <optional>
