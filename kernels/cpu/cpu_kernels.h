@@ -5,8 +5,8 @@
 // only, never on how many rows or columns are computed beside it: that is what makes a row's
 // result independent of its neighbours, of chunking and of threads.
 //
-// This header is included by files compiled for newer instruction sets: keep it free of inline
-// functions and of headers that have any, or the linker may pick such a copy for every CPU.
+// This header is included by files compiled for newer instruction sets: its functions are static,
+// or the linker might pick a copy with newer instructions for every CPU.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct Activations {
 };
 
 // Scale arrays are padded to whole vectors of 8, so that loops over them have no tail.
-constexpr int64_t PaddedGroups(int64_t k) { return (k / kGroup + 7) / 8 * 8; }
+static constexpr int64_t PaddedGroups(int64_t k) { return (k / kGroup + 7) / 8 * 8; }
 
 // Where a product may unpack weights: per thread, 64-byte aligned, MatmulScratchBytes(k) long.
 using Scratch = std::byte*;
@@ -47,7 +47,7 @@ struct UnpackedRow {
 };
 
 // 32 or 16: minima are per that many weights. 0: the type has none.
-constexpr int MinimumGroup(WeightType type) {
+static constexpr int MinimumGroup(WeightType type) {
   switch (type) {
     case WeightType::kQ4_1:
     case WeightType::kQ5_1:
@@ -61,7 +61,7 @@ constexpr int MinimumGroup(WeightType type) {
   }
 }
 
-constexpr bool IsFloatType(WeightType type) {
+static constexpr bool IsFloatType(WeightType type) {
   return type == WeightType::kF32 || type == WeightType::kF16 || type == WeightType::kBF16;
 }
 
@@ -98,8 +98,8 @@ struct CpuKernels {
   // gate = silu(gate) * up, silu(z) = z / (1 + exp(-z)).
   void (*silu_mul)(float* gate, const float* up, int64_t n);
 
-  // x += y (+ bias when not null).
-  void (*add)(float* x, const float* y, const float* bias, int64_t n);
+  // x += y.
+  void (*add)(float* x, const float* y, int64_t n);
 
   // To f16, where what f16 cannot hold becomes NaN: a value out of range must surface, and an
   // infinity could vanish in a softmax.

@@ -185,7 +185,7 @@ void CpuOps::MultiplyChunk(const Product& product, int64_t n_begin, int64_t n_en
                    row_end - row_begin, out, matrix.n(), scratch});
   if (product.bias == nullptr) return;
   for (int64_t row = 0; row < row_end - row_begin; ++row) {
-    kernels_.add(out + row * matrix.n() + n_begin, product.bias->values() + n_begin, nullptr,
+    kernels_.add(out + row * matrix.n() + n_begin, product.bias->values() + n_begin,
                  n_end - n_begin);
   }
 }
@@ -339,9 +339,8 @@ absl::Status CpuOps::LinearAdd(const Matrix& w, const Vector* bias, Buffer in, B
   PrepareActivations(Floats(in), nullptr, rows, w.k(), {}, WantsInts(w));
   float* y = products_.Require(static_cast<size_t>(rows * w.n()));
   Multiply({{&AsCpu(w), AsCpu(bias), y}}, rows);
-  ForRows(rows, [&](int64_t row) {
-    kernels_.add(Floats(x) + row * w.n(), y + row * w.n(), nullptr, w.n());
-  });
+  ForRows(rows,
+          [&](int64_t row) { kernels_.add(Floats(x) + row * w.n(), y + row * w.n(), w.n()); });
   return absl::OkStatus();
 }
 

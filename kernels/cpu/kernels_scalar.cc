@@ -128,14 +128,15 @@ void SiluMul(float* gate, const float* up, int64_t n) {
   for (int64_t i = 0; i < n; ++i) gate[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
-void Add(float* x, const float* y, const float* bias, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] += bias != nullptr ? y[i] + bias[i] : y[i];
+void Add(float* x, const float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
 
 void StoreHalf(const float* x, int64_t n, uint16_t* out) {
   for (int64_t i = 0; i < n; ++i) {
     const uint16_t half = FloatToHalf(x[i]);
-    out[i] = (half & 0x7FFF) == 0x7C00 ? uint16_t{0x7E00} : half;
+    const bool infinite = (half & 0x7FFF) == 0x7C00;
+    out[i] = static_cast<uint16_t>(half | (infinite ? 0x0200 : 0));
   }
 }
 
