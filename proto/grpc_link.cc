@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "absl/synchronization/mutex.h"
 #include "grpcpp/client_context.h"
-#include "layercake/v1/control.grpc.pb.h"
 #include "proto/errors.h"
 #include "proto/link_core.h"
 #include "proto/rpc_status.h"
@@ -46,17 +46,38 @@ class WorkerGrpcLink final : public GrpcLink<v1::FromWorker, v1::ToWorker> {
   }
 };
 
+}  // namespace
+
+struct SessionDialer::Calls {
+  void Add(int change) {
+    absl::MutexLock lock(&mutex);
+    open += change;
+  }
+  void AwaitNone() {
+    absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(
+        +[](int* open_calls) { return *open_calls == 0; }, &open));
+  }
+
+  absl::Mutex mutex;
+  int open ABSL_GUARDED_BY(mutex) = 0;
+};
+
+namespace {
+
 class ClientSession final : public grpc::ClientBidiReactor<v1::FromWorker, v1::ToWorker>,
                             public LinkWire<v1::FromWorker, v1::ToWorker> {
  public:
   using Core = LinkCore<v1::FromWorker, v1::ToWorker>;
 
-  static std::shared_ptr<Core> Begin(const std::shared_ptr<grpc::Channel>& channel,
-                                     base::Executor& executor, const GrpcLinkOptions& options) {
-    auto* session = new ClientSession(channel);  // frees itself in OnDone
+  // `on_freed` runs on a gRPC thread, last of all.
+  static std::shared_ptr<Core> Begin(v1::Control::Stub& stub, base::Executor& executor,
+                                     absl::AnyInvocable<void()> on_freed,
+                                     const GrpcLinkOptions& options) {
+    auto* session = new ClientSession(std::move(on_freed));  // frees itself in OnDone
     session->core_ = std::make_shared<Core>(LinkSide::kClient, session, executor, options);
     const std::shared_ptr<Core> core = session->core_;
-    session->stub_->async()->Session(&session->context_, session);
+    stub.async()->Session(&session->context_, session);
     // Held until End(): calls into gRPC also come from the executor.
     session->AddHold();
     session->StartCall();
@@ -75,14 +96,15 @@ class ClientSession final : public grpc::ClientBidiReactor<v1::FromWorker, v1::T
   void OnWritesDoneDone(bool ok) override { core_->OnWritten(ok); }
   void OnDone(const grpc::Status& status) override {
     core_->OnOver(FromGrpcStatus(status));
-    delete this;
+    absl::AnyInvocable<void()> on_freed = std::move(on_freed_);
+    delete this;  // with the context, which refers to the channel
+    on_freed();
   }
 
  private:
-  explicit ClientSession(const std::shared_ptr<grpc::Channel>& channel)
-      : stub_(v1::Control::NewStub(channel)) {}
+  explicit ClientSession(absl::AnyInvocable<void()> on_freed) : on_freed_(std::move(on_freed)) {}
 
-  const std::unique_ptr<v1::Control::Stub> stub_;
+  absl::AnyInvocable<void()> on_freed_;
   grpc::ClientContext context_;
   std::shared_ptr<Core> core_;
 };
@@ -123,10 +145,16 @@ class ServerSession final : public grpc::ServerBidiReactor<v1::FromWorker, v1::T
 
 }  // namespace
 
-std::unique_ptr<WorkerLink> ConnectWorkerLink(const std::shared_ptr<grpc::Channel>& channel,
-                                              base::Executor& executor,
-                                              const GrpcLinkOptions& options) {
-  return std::make_unique<WorkerGrpcLink>(ClientSession::Begin(channel, executor, options));
+SessionDialer::SessionDialer(std::shared_ptr<grpc::Channel> channel)
+    : stub_(v1::Control::NewStub(std::move(channel))), calls_(std::make_shared<Calls>()) {}
+
+SessionDialer::~SessionDialer() { calls_->AwaitNone(); }
+
+std::unique_ptr<WorkerLink> SessionDialer::Connect(base::Executor& executor,
+                                                   const GrpcLinkOptions& options) {
+  calls_->Add(1);
+  return std::make_unique<WorkerGrpcLink>(ClientSession::Begin(
+      *stub_, executor, [calls = calls_] { calls->Add(-1); }, options));
 }
 
 AcceptedSession AcceptCoordinatorLink(grpc::CallbackServerContext* context,

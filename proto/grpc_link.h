@@ -11,7 +11,7 @@
 #include "base/executor.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/support/server_callback.h"
-#include "layercake/v1/control.pb.h"
+#include "layercake/v1/control.grpc.pb.h"
 #include "proto/link.h"
 #include "proto/protocol_version.h"
 
@@ -27,14 +27,36 @@ struct GrpcLinkOptions {
   absl::Duration close_flush = absl::Seconds(5);
 };
 
-// The worker's end: starts a Session over `channel`, which may not be connected yet. Never blocks:
-// a coordinator that cannot be reached shows as on_closed(Unavailable). on_closed carries the
-// status that the coordinator closed with. Close() with a reason that is not OK sends it as a
-// Goodbye, since only servers can end a call with a status.
-// `executor` outlives the link.
-std::unique_ptr<WorkerLink> ConnectWorkerLink(const std::shared_ptr<grpc::Channel>& channel,
-                                              base::Executor& executor,
-                                              const GrpcLinkOptions& options = {});
+// Dials the coordinator. Owns the channel and sees every call over it to its end: gRPC 1.51 must
+// not lose the last reference to a channel on one of its own threads, which is where calls end.
+// Thread rule: Connect from any thread. Destroyed on a thread that is not gRPC's, after its links;
+// that waits for calls that are still closing, GrpcLinkOptions::close_flush at most, so that last
+// words are sent before a process ends.
+class SessionDialer {
+ public:
+  explicit SessionDialer(std::shared_ptr<grpc::Channel> channel);
+  ~SessionDialer();
+  SessionDialer(const SessionDialer&) = delete;
+  SessionDialer& operator=(const SessionDialer&) = delete;
+
+  // The worker's end of a new Session; the channel need not be connected yet. Never blocks: a
+  // coordinator that cannot be reached shows as on_closed(Unavailable). on_closed carries the
+  // status that the coordinator closed with. Close() with a reason that is not OK sends it as a
+  // Goodbye, since only servers can end a call with a status.
+  // `executor` outlives the link.
+  std::unique_ptr<WorkerLink> Connect(base::Executor& executor,
+                                      const GrpcLinkOptions& options = {});
+
+  // For GetModelHeader and ReadTensor over the same connection.
+  v1::Control::Stub& stub() { return *stub_; }
+
+ private:
+  // Shared with the calls.
+  struct Calls;
+
+  const std::unique_ptr<v1::Control::Stub> stub_;  // owns the channel
+  const std::shared_ptr<Calls> calls_;
+};
 
 // The coordinator's end of one accepted call: the reactor to hand to gRPC and the link over it.
 // `on_done` runs on a gRPC thread when the call is over and nothing of it is used any more.

@@ -157,8 +157,8 @@ class GrpcLinkTest : public ::testing::Test {
 
   // Connects both ends; neither is started.
   void Connect(const GrpcLinkOptions& worker_options = {}) {
-    worker_.Run(
-        [&] { worker_link_ = ConnectWorkerLink(Channel(), worker_.loop(), worker_options); });
+    dialer_ = std::make_unique<SessionDialer>(Channel());
+    worker_.Run([&] { worker_link_ = dialer_->Connect(worker_.loop(), worker_options); });
     coordinator_link_ = control_->WaitForLink();
     ASSERT_NE(coordinator_link_, nullptr);
   }
@@ -177,6 +177,7 @@ class GrpcLinkTest : public ::testing::Test {
   void TearDown() override {
     coordinator_.Run([&] { coordinator_link_.reset(); });
     worker_.Run([&] { worker_link_.reset(); });
+    dialer_.reset();
     if (server_ != nullptr) server_->Shutdown(gpr_time_from_seconds(10, GPR_TIMESPAN));
   }
 
@@ -187,6 +188,7 @@ class GrpcLinkTest : public ::testing::Test {
   std::unique_ptr<TestControl> control_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
+  std::unique_ptr<SessionDialer> dialer_;
   std::unique_ptr<WorkerLink> worker_link_;
   std::unique_ptr<CoordinatorLink> coordinator_link_;
 };
@@ -295,11 +297,11 @@ TEST_F(GrpcLinkTest, MayBeDestroyedInsideItsOwnCallback) {
 
 TEST_F(GrpcLinkTest, ACoordinatorThatIsNotThereClosesTheLink) {
   Listen();
-  const std::shared_ptr<grpc::Channel> channel = Channel();
+  dialer_ = std::make_unique<SessionDialer>(Channel());
   server_->Shutdown(gpr_time_from_seconds(1, GPR_TIMESPAN));
   server_.reset();
   worker_.Run([&] {
-    worker_link_ = ConnectWorkerLink(channel, worker_.loop());
+    worker_link_ = dialer_->Connect(worker_.loop());
     worker_link_->Start(Log::CallbacksFor<WorkerLink, v1::ToWorker>(&worker_log_, ShutdownText));
   });
   EXPECT_EQ(worker_log_.WaitForClosed().code(), absl::StatusCode::kUnavailable);
@@ -366,6 +368,20 @@ TEST_F(GrpcLinkTest, AMessageOverTheLimitIsRefusedBeforeItIsSent) {
     EXPECT_TRUE(coordinator_link_->Send(Shutdown("small")).ok());
   });
   EXPECT_THAT(worker_log_.WaitForMessages(1), ElementsAre("small"));
+}
+
+TEST_F(GrpcLinkTest, TheDialersEndWaitsForLastWords) {
+  Listen();
+  Connect();
+  StartCoordinator();
+  worker_.Run([&] {
+    for (int i = 0; i < 500; ++i) ASSERT_TRUE(worker_link_->Send(Goodbye("word")).ok());
+    worker_link_->Close(absl::CancelledError("the very last"));
+    worker_link_.reset();
+  });
+  // The coordinator's call ends only after it has read everything.
+  dialer_.reset();
+  EXPECT_THAT(coordinator_log_.WaitForMessages(501).back(), HasSubstr("the very last"));
 }
 
 TEST_F(GrpcLinkTest, AMessageOfTenMebibytesPasses) {
