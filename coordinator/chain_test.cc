@@ -1,0 +1,275 @@
+#include "coordinator/chain.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/testing/virtual_loop.h"
+#include "coordinator/testing/fake_link.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/protocol_version.h"
+
+namespace layercake::coordinator {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class ChainTest : public ::testing::Test {
+ protected:
+  void StartChain(int stages) {
+    ChainOptions options;
+    for (int i = 0; i < stages; ++i) {
+      options.plan.stages.push_back({static_cast<uint32_t>(i), static_cast<uint32_t>(i) + 1});
+    }
+    options.plan.ring.set_plan_slot_bytes(65'536);
+    chain_ = std::make_unique<Chain>(
+        options, loop_, loop_, loop_,
+        Chain::Events{.on_serving = [this] { serving_ = true; },
+                      .on_step_result =
+                          [this](v1::StepResult result) { results_.push_back(std::move(result)); },
+                      .on_failed = [this](absl::Status status) { failed_ = status; },
+                      .on_changed = [] {}});
+    chain_->Start();
+  }
+
+  std::shared_ptr<FakeWorkerEnd> Dial(std::optional<int> stage = std::nullopt,
+                                      uint32_t version = kProtocolVersion) {
+    auto end = std::make_shared<FakeWorkerEnd>();
+    chain_->AddSession(std::make_unique<FakeLink>(end), "10.0.0.9:1");
+    v1::FromWorker message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_protocol_version(version);
+    hello.set_software_version("9.9.9");
+    hello.set_role(v1::WORKER_ROLE_STAGE);
+    hello.set_device("cpu");
+    hello.mutable_host()->set_host_name("box");
+    hello.mutable_host()->set_pid(4711);
+    if (stage) hello.set_preferred_stage(*stage);
+    end->Say(message);
+    return end;
+  }
+
+  static v1::FromWorker Ready() {
+    v1::FromWorker message;
+    message.mutable_stage_ready()->set_term(1);
+    message.mutable_stage_ready()->set_epoch(1);
+    return message;
+  }
+  static v1::FromWorker ChannelUp(v1::ChannelReady::End end) {
+    v1::FromWorker message;
+    message.mutable_channel_ready()->set_term(1);
+    message.mutable_channel_ready()->set_epoch(1);
+    message.mutable_channel_ready()->set_end(end);
+    return message;
+  }
+  static v1::FromWorker Result(uint64_t step, uint64_t sequence, int tokens) {
+    v1::FromWorker message;
+    v1::StepResult& result = *message.mutable_step_result();
+    result.set_term(1);
+    result.set_epoch(1);
+    result.set_step(step);
+    v1::SequenceResult& row = *result.add_results();
+    row.set_sequence(sequence);
+    for (int i = 0; i < tokens; ++i) row.add_tokens()->set_token(7);
+    return message;
+  }
+
+  // Two stages, serving.
+  void Serve() {
+    StartChain(2);
+    first_ = Dial();
+    last_ = Dial();
+    first_->Say(Ready());
+    last_->Say(Ready());
+    first_->Say(ChannelUp(v1::ChannelReady::END_SENDER));
+    last_->Say(ChannelUp(v1::ChannelReady::END_RECEIVER));
+    last_->Say(Result(1, 0, 1));
+    ASSERT_TRUE(serving_);
+  }
+
+  void Beat(const std::shared_ptr<FakeWorkerEnd>& end, uint64_t plans, uint64_t activations,
+            uint64_t begun, uint64_t done) {
+    v1::FromWorker message;
+    v1::StageCounters& counters = *message.mutable_heartbeat()->mutable_counters();
+    counters.set_plans_seen(plans);
+    counters.set_activations_seen(activations);
+    counters.set_steps_begun(begun);
+    counters.set_steps_done(done);
+    message.mutable_heartbeat()->set_waiting_for("nothing in particular");
+    end->Say(message);
+  }
+
+  base::VirtualLoop loop_;
+  std::unique_ptr<Chain> chain_;
+  std::shared_ptr<FakeWorkerEnd> first_, last_;
+  bool serving_ = false;
+  absl::Status failed_;
+  std::vector<v1::StepResult> results_;
+};
+
+TEST_F(ChainTest, AssignsEveryStageOnceAllWorkersAreThere) {
+  StartChain(2);
+  const auto late = Dial(1);
+  EXPECT_EQ(late->Last(v1::ToWorker::kAssignment), nullptr);
+  const auto first = Dial();
+  ASSERT_NE(late->Last(v1::ToWorker::kAssignment), nullptr);
+  EXPECT_EQ(late->Last(v1::ToWorker::kAssignment)->assignment().stage(), 1);
+  EXPECT_EQ(first->Last(v1::ToWorker::kAssignment)->assignment().stage(), 0);
+}
+
+TEST_F(ChainTest, RefusesAnotherProtocolVersionNamingBoth) {
+  StartChain(1);
+  const auto worker = Dial(std::nullopt, 77);
+  ASSERT_NE(worker->Last(v1::ToWorker::kRefused), nullptr);
+  EXPECT_THAT(worker->Last(v1::ToWorker::kRefused)->refused().reason(),
+              AllOf(HasSubstr("version 77"), HasSubstr(absl::StrCat(kProtocolVersion))));
+  EXPECT_TRUE(worker->closed);
+  EXPECT_TRUE(failed_.ok()) << "the chain still waits for a good one";
+}
+
+TEST_F(ChainTest, RefusesASecondWorkerForAStageAndOneTooMany) {
+  StartChain(2);
+  Dial(1);
+  EXPECT_THAT(Dial(1)->Last(v1::ToWorker::kRefused)->refused().reason(), HasSubstr("belongs to"));
+  EXPECT_THAT(Dial(5)->Last(v1::ToWorker::kRefused)->refused().reason(), HasSubstr("stage 5"));
+  Dial();
+  EXPECT_THAT(Dial()->Last(v1::ToWorker::kRefused)->refused().reason(), HasSubstr("all 2 stages"));
+}
+
+TEST_F(ChainTest, RefusesAMessageOutOfOrderWithoutHarmToOthers) {
+  StartChain(2);
+  const auto worker = Dial(1);
+  v1::FromWorker offer;
+  offer.mutable_channel_offer()->set_receiver_stage(1);
+  worker->Say(offer);
+  EXPECT_TRUE(worker->closed);
+  EXPECT_TRUE(failed_.ok());
+  EXPECT_NE(Dial(1)->Last(v1::ToWorker::kWelcome), nullptr) << "the stage is free again";
+}
+
+TEST_F(ChainTest, CarriesTheOfferUpstreamAndServesAfterTheTest) {
+  StartChain(2);
+  const auto first = Dial();
+  const auto last = Dial();
+  v1::FromWorker offer;
+  offer.mutable_channel_offer()->set_term(1);
+  offer.mutable_channel_offer()->set_epoch(1);
+  offer.mutable_channel_offer()->set_receiver_stage(1);
+  last->Say(offer);
+  ASSERT_NE(first->Last(v1::ToWorker::kConnectDownstream), nullptr);
+  first->Say(Ready());
+  last->Say(Ready());
+  EXPECT_EQ(first->Last(v1::ToWorker::kPlan), nullptr);
+  first->Say(ChannelUp(v1::ChannelReady::END_SENDER));
+  last->Say(ChannelUp(v1::ChannelReady::END_RECEIVER));
+  ASSERT_NE(first->Last(v1::ToWorker::kPlan), nullptr);
+  EXPECT_EQ(first->Last(v1::ToWorker::kPlan)->plan().step(), 1u);
+  EXPECT_FALSE(serving_);
+  last->Say(Result(1, 0, 1));
+  EXPECT_TRUE(serving_);
+}
+
+TEST_F(ChainTest, FailsWhenTheTestFindsANonFiniteValue) {
+  StartChain(1);
+  const auto only = Dial();
+  only->Say(Ready());
+  v1::FromWorker result = Result(1, 0, 0);
+  result.mutable_step_result()->mutable_results(0)->set_non_finite_stage(0);
+  only->Say(result);
+  EXPECT_THAT(failed_.message(), HasSubstr("NaN or infinity, first in stage 0"));
+  EXPECT_FALSE(serving_);
+}
+
+TEST_F(ChainTest, NamesTheWorkerWhoseSessionEnds) {
+  Serve();
+  last_->callbacks.on_closed(absl::UnavailableError("connection reset"));
+  EXPECT_EQ(failed_.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(failed_.message(),
+              AllOf(HasSubstr("stage 1 (box, pid 4711, cpu)"), HasSubstr("connection reset")));
+  EXPECT_NE(first_->Last(v1::ToWorker::kShutdown), nullptr) << "the others are told";
+}
+
+TEST_F(ChainTest, FindsASilentWorkerWithinItsLease) {
+  Serve();
+  for (int i = 0; i < 7 && failed_.ok(); ++i) {
+    loop_.Advance(absl::Seconds(1));
+    Beat(first_, 1, 0, 1, 1);
+  }
+  EXPECT_THAT(failed_.message(), AllOf(HasSubstr("stage 1"), HasSubstr("silent")));
+}
+
+TEST_F(ChainTest, JudgesNobodyAfterAStallOfItsOwn) {
+  Serve();
+  loop_.Stall(absl::Seconds(60));
+  loop_.Advance(absl::Seconds(1));
+  EXPECT_TRUE(failed_.ok()) << failed_;
+  for (int i = 0; i < 10; ++i) {
+    Beat(first_, 1, 0, 1, 1);
+    Beat(last_, 1, 1, 1, 1);
+    loop_.Advance(absl::Seconds(1));
+  }
+  EXPECT_TRUE(failed_.ok()) << failed_;
+}
+
+TEST_F(ChainTest, BlamesByCountersWhenAStepDoesNotComeBack) {
+  Serve();
+  ASSERT_TRUE(chain_->SendPlan({}).ok());
+  for (int i = 0; i < 70 && failed_.ok(); ++i) {
+    Beat(first_, 2, 0, 2, 2);
+    Beat(last_, 2, 2, 2, 1);
+    loop_.Advance(absl::Seconds(1));
+  }
+  EXPECT_EQ(failed_.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(failed_.message(), AllOf(HasSubstr("stage 1 began 2 steps and finished 1"),
+                                       HasSubstr("nothing in particular")));
+}
+
+TEST_F(ChainTest, RefusesResultsOutOfOrderAndOfAnotherEpoch) {
+  Serve();
+  ASSERT_EQ(*chain_->SendPlan({}), 2u);
+  v1::FromWorker stale = Result(2, 1, 1);
+  stale.mutable_step_result()->set_epoch(9);
+  last_->Say(stale);
+  EXPECT_THAT(failed_.message(), HasSubstr("epoch 9"));
+  EXPECT_TRUE(results_.empty());
+}
+
+TEST_F(ChainTest, SaysWhichStageNobodyCameFor) {
+  StartChain(3);
+  const auto worker = Dial(1);
+  for (int i = 0; i < 130 && failed_.ok(); ++i) {
+    Beat(worker, 0, 0, 0, 0);
+    loop_.Advance(absl::Seconds(1));
+  }
+  EXPECT_THAT(failed_.message(), HasSubstr("stage 0, 2"));
+}
+
+TEST_F(ChainTest, EndsALoadThatMakesNoProgress) {
+  StartChain(1);
+  const auto worker = Dial();
+  v1::FromWorker progress;
+  progress.mutable_load_progress()->set_loaded_bytes(5);
+  progress.mutable_load_progress()->set_total_bytes(10);
+  worker->Say(progress);
+  for (int i = 0; i < 40 && failed_.ok(); ++i) {
+    Beat(worker, 0, 0, 0, 0);
+    worker->Say(progress);
+    loop_.Advance(absl::Seconds(1));
+  }
+  EXPECT_THAT(failed_.message(), HasSubstr("5 of 10 bytes"));
+}
+
+TEST_F(ChainTest, ShutsDownByTellingEveryWorker) {
+  Serve();
+  chain_->Shutdown("bye", absl::Seconds(1));
+  EXPECT_NE(first_->Last(v1::ToWorker::kShutdown), nullptr);
+  EXPECT_TRUE(last_->closed);
+  EXPECT_EQ(chain_->SendPlan({}).status().code(), absl::StatusCode::kFailedPrecondition);
+  loop_.Advance(absl::Seconds(100));
+  EXPECT_TRUE(failed_.ok());
+}
+
+}  // namespace
+}  // namespace layercake::coordinator

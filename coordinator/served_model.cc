@@ -1,0 +1,151 @@
+#include "coordinator/served_model.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "model/gguf/tokenizer_metadata.h"
+#include "model/weights.h"
+
+namespace layercake::coordinator {
+namespace {
+
+constexpr int kDefaultContext = 4096;
+constexpr int kMaxContext = 1 << 20;
+constexpr int kMaxRows = 4096;
+constexpr int kMaxSequences = 4096;
+
+std::string TokenText(const model::Tokenizer& tokenizer, std::optional<model::TokenId> id) {
+  if (!id) return "";
+  const auto piece = tokenizer.TokenToPiece(*id, /*show_control=*/true);
+  return piece.ok() ? std::string(*piece) : "";
+}
+
+absl::Status CheckRange(absl::string_view option, int value, int low, int high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", option, " ", value, ": must be from ", low, " to ", high));
+}
+
+absl::Status CheckOptions(const CoordinatorProcessOptions& options) {
+  LC_RETURN_IF_ERROR(CheckRange("stages", options.stages, 1, 1024));
+  LC_RETURN_IF_ERROR(CheckRange("max-rows", options.max_rows, 1, kMaxRows));
+  LC_RETURN_IF_ERROR(CheckRange("prefill-rows", options.prefill_rows, 1, kMaxRows));
+  LC_RETURN_IF_ERROR(CheckRange("max-sequences", options.max_sequences, 1, kMaxSequences));
+  LC_RETURN_IF_ERROR(CheckRange("max-queued", options.max_queued, 1, 1 << 20));
+  LC_RETURN_IF_ERROR(CheckRange("context", options.context_tokens, 0, kMaxContext));
+  LC_RETURN_IF_ERROR(CheckRange("max-in-flight", options.max_in_flight, 0, 1024));
+  LC_RETURN_IF_ERROR(CheckRange("kv-blocks", options.kv_blocks, 0, 1 << 24));
+  return CheckRange("max-output-tokens", options.max_output_tokens, 0, kMaxContext);
+}
+
+absl::StatusOr<std::vector<model::LayerRange>> CutLayers(const CoordinatorProcessOptions& options,
+                                                         const model::ModelConfig& config,
+                                                         const model::WeightBytes& bytes) {
+  if (!options.layers.empty()) {
+    LC_ASSIGN_OR_RETURN(std::vector<model::LayerRange> ranges,
+                        model::ParseLayerRanges(options.layers, config.n_layers));
+    if (static_cast<int>(ranges.size()) != options.stages) {
+      return absl::InvalidArgumentError(absl::StrCat("--layers ", options.layers, " makes ",
+                                                     ranges.size(), " stages, --stages says ",
+                                                     options.stages));
+    }
+    return ranges;
+  }
+  return model::SplitLayers(bytes.layers, bytes.embedding, bytes.head,
+                            static_cast<uint32_t>(options.stages));
+}
+
+// Tokens, rows and blocks of the plan; the layers are cut already.
+absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::ModelConfig& config,
+                        ChainPlan& plan) {
+  const int trained = static_cast<int>(config.context_length);
+  plan.context_tokens =
+      options.context_tokens > 0 ? options.context_tokens : std::min(trained, kDefaultContext);
+  if (plan.context_tokens > trained) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--context ", plan.context_tokens, ": the model was trained for ", trained, " tokens"));
+  }
+  const int per_context = (plan.context_tokens + plan.kv_block_tokens - 1) / plan.kv_block_tokens;
+  plan.kv_blocks =
+      options.kv_blocks > 0 ? options.kv_blocks : std::max(4 * per_context, options.max_sequences);
+  if (plan.kv_blocks < per_context) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--kv-blocks ", plan.kv_blocks, ": one context of ", plan.context_tokens,
+                     " tokens needs ", per_context, " blocks of ", plan.kv_block_tokens));
+  }
+  plan.max_rows = options.max_rows;
+  plan.max_sequences = options.max_sequences;
+  plan.max_in_flight = options.max_in_flight > 0 ? options.max_in_flight : options.stages;
+  plan.ring = PlanRing(config, plan.max_rows, plan.context_tokens, plan.kv_block_tokens,
+                       plan.max_in_flight);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::KvCacheType> ParseKvType(const std::string& name) {
+  if (name == "f16") return v1::KV_CACHE_TYPE_F16;
+  if (name == "f32") return v1::KV_CACHE_TYPE_F32;
+  return absl::InvalidArgumentError(absl::StrCat("--kv-type ", name, ": f16 and f32 are known"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(
+    const CoordinatorProcessOptions& options) {
+  LC_RETURN_IF_ERROR(CheckOptions(options));
+  auto served = std::make_unique<ServedModel>();
+  LC_ASSIGN_OR_RETURN(model::ModelFiles files, model::ModelFiles::Open(options.model_path));
+  served->files = std::make_unique<model::ModelFiles>(std::move(files));
+  const model::Metadata& metadata = served->files->metadata();
+  const auto tensors = served->files->tensors();
+  LC_ASSIGN_OR_RETURN(served->config, model::ReadModelConfig(metadata, tensors));
+  LC_ASSIGN_OR_RETURN(const model::WeightMap weights,
+                      model::PlanWeights(served->config, tensors, 0, served->config.n_layers));
+  served->weight_bytes = weights.total_bytes;
+  LC_ASSIGN_OR_RETURN(const model::WeightBytes bytes,
+                      model::CountWeightBytes(served->config, tensors));
+
+  LC_ASSIGN_OR_RETURN(model::TokenizerSpec spec, model::LoadTokenizerSpec(metadata));
+  LC_ASSIGN_OR_RETURN(served->tokenizer, model::Tokenizer::Create(std::move(spec)));
+  LC_ASSIGN_OR_RETURN(const model::ChatTemplates templates, model::LoadChatTemplates(metadata));
+  if (!templates.default_template.empty()) {
+    const model::Tokenizer& tokenizer = *served->tokenizer;
+    LC_ASSIGN_OR_RETURN(served->chat_template,
+                        model::ChatTemplate::Create(templates.default_template,
+                                                    TokenText(tokenizer, tokenizer.bos_id()),
+                                                    TokenText(tokenizer, tokenizer.eos_id())));
+  }
+
+  ChainPlan& plan = served->plan;
+  LC_ASSIGN_OR_RETURN(plan.stages, CutLayers(options, served->config, bytes));
+  LC_ASSIGN_OR_RETURN(plan.kv_type, ParseKvType(options.kv_type));
+  LC_RETURN_IF_ERROR(PlanMemory(options, served->config, plan));
+  plan.model_path = options.model_path;
+  plan.model_fingerprint = served->files->fingerprint();
+  plan.transport = options.transport;
+  plan.step_timeout_seconds = absl::ToDoubleSeconds(options.step_timeout);
+  served->name = !options.model_name.empty()
+                     ? options.model_name
+                     : std::filesystem::path(options.model_path).stem().string();
+  return served;
+}
+
+v1::GetModelResponse DescribeModel(const ServedModel& model) {
+  v1::GetModelResponse response;
+  response.set_name(model.name);
+  response.set_architecture(std::string(model::ArchitectureName(model.config.architecture)));
+  response.set_trained_context(static_cast<int>(model.config.context_length));
+  response.set_layers(static_cast<int>(model.config.n_layers));
+  response.set_parameters_bytes(model.weight_bytes);
+  response.add_capabilities("completion");
+  response.add_capabilities("logprobs");
+  if (model.chat_template) {
+    response.add_capabilities("chat");
+    response.add_capabilities("tools");
+  }
+  return response;
+}
+
+}  // namespace layercake::coordinator
