@@ -228,8 +228,6 @@ void EngineImpl::AddRows(const ScheduledRows& rows, v1::MicroBatchPlan& plan) {
   const bool in_prompt = rows.first < static_cast<int>(request.prepared.prompt.size());
   if (request.prepared.prompt_logprobs && in_prompt && !request.first_output) {
     row.set_score_tokens(true);
-    const auto next = static_cast<size_t>(rows.first + rows.count);
-    if (next < request.tokens.size()) row.set_score_next(request.tokens[next]);
   }
 }
 
