@@ -166,7 +166,7 @@ std::optional<ShardName> ParseShardName(absl::string_view path) {
     return std::nullopt;
   }
   ShardName name;
-  for (const size_t digit : {1, 2, 3, 4, 5, 10, 11, 12, 13, 14}) {
+  for (const size_t digit : {1u, 2u, 3u, 4u, 5u, 10u, 11u, 12u, 13u, 14u}) {
     if (!absl::ascii_isdigit(static_cast<unsigned char>(suffix[digit]))) return std::nullopt;
   }
   if (!absl::SimpleAtoi(suffix.substr(1, 5), &name.number) ||
