@@ -76,6 +76,7 @@ inline void AddBlock(const uint8_t* const* blocks, const Shared* shared, const i
   if constexpr (g < F::kGroups) {
     const __m256i a_lo = LoadInts(ints + kGroup * g);
     const __m256i a_hi = LoadInts(ints + kGroup * g + 16);
+#pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
       __m256i lo, hi;
       F::template Unpack<g>(blocks[i], shared[i], lo, hi);
@@ -97,6 +98,7 @@ void DotRows(const MatmulArgs& args, int64_t n) {
   const uint8_t* blocks[kRows];
   const float* scales[kRows];
   __m256 acc[kRows];
+#pragma GCC unroll 4
   for (int i = 0; i < kRows; ++i) {
     blocks[i] = args.weights + static_cast<size_t>(n + i) * args.row_bytes;
     float* row_scales = scratch.scales + i * padded;
@@ -113,6 +115,7 @@ void DotRows(const MatmulArgs& args, int64_t n) {
     AddBlock<F, kRows, 0>(blocks, shared, a.ints + kGroup * g, scales, g, acc);
     for (int i = 0; i < kRows; ++i) blocks[i] += F::kBytes;
   }
+#pragma GCC unroll 4
   for (int i = 0; i < kRows; ++i) {
     constexpr bool kHasMinima = MinimumGroup(F::kType) != 0;
     if constexpr (kHasMinima) {
@@ -142,9 +145,10 @@ void UnpackInts(const uint8_t* row, int64_t k, int16_t* ints) {
   }
 }
 
-// kN unpacked weight rows times kM rows of activations from row r on.
+// kN unpacked weight rows from `first` on (n is row 0's place) times kM rows of activations from
+// row r on.
 template <class F, int kN, int kM>
-void Tile(const MatmulArgs& args, const ScratchLayout& scratch, int64_t n, int64_t r) {
+void Tile(const MatmulArgs& args, const ScratchLayout& scratch, int64_t n, int first, int64_t r) {
   const Activations& a = *args.activations;
   const int64_t k = args.k;
   const int64_t groups = k / kGroup;
@@ -152,8 +156,10 @@ void Tile(const MatmulArgs& args, const ScratchLayout& scratch, int64_t n, int64
   const int16_t* ints = a.ints + r * k;
   const float* a_scales = a.scales + r * padded;
   __m256 acc[kN][kM];
-  for (auto& row : acc) {
-    for (__m256& lanes : row) lanes = _mm256_setzero_ps();
+#pragma GCC unroll 4
+  for (int i = 0; i < kN; ++i) {
+#pragma GCC unroll 4
+    for (int m = 0; m < kM; ++m) acc[i][m] = _mm256_setzero_ps();
   }
   for (int64_t g = 0; g < groups; ++g) {
 #pragma GCC unroll 4
@@ -163,21 +169,23 @@ void Tile(const MatmulArgs& args, const ScratchLayout& scratch, int64_t n, int64
       const __m256 a_scale = _mm256_broadcast_ss(a_scales + m * padded + g);
 #pragma GCC unroll 4
       for (int i = 0; i < kN; ++i) {
-        const int16_t* w = scratch.ints + i * k + kGroup * g;
+        const int16_t* w = scratch.ints + (first + i) * k + kGroup * g;
         const __m256 scale =
-            _mm256_mul_ps(_mm256_broadcast_ss(scratch.scales + i * padded + g), a_scale);
+            _mm256_mul_ps(_mm256_broadcast_ss(scratch.scales + (first + i) * padded + g), a_scale);
         acc[i][m] = AddGroup(acc[i][m], LoadInts(w), LoadInts(w + 16), a_lo, a_hi, scale);
       }
     }
   }
+#pragma GCC unroll 4
   for (int i = 0; i < kN; ++i) {
+#pragma GCC unroll 4
     for (int m = 0; m < kM; ++m) {
       if constexpr (MinimumGroup(F::kType) != 0) {
         const int64_t count = MinimaCount<F>(padded);
-        acc[i][m] = AddMinima(acc[i][m], scratch.minima + 2 * i * padded,
+        acc[i][m] = AddMinima(acc[i][m], scratch.minima + 2 * (first + i) * padded,
                               SumsFor<F>(a) + (r + m) * count, count);
       }
-      args.out[(r + m) * args.out_stride + n + i] = SumLanes(acc[i][m]);
+      args.out[(r + m) * args.out_stride + n + first + i] = SumLanes(acc[i][m]);
     }
   }
 }
@@ -192,9 +200,13 @@ void UnpackedRows(const MatmulArgs& args, int64_t n) {
     F::Scales(row, args.k / kGroup, scratch.scales + i * padded, scratch.minima + 2 * i * padded);
     UnpackInts<F>(row, args.k, scratch.ints + i * args.k);
   }
-  int64_t r = 0;
-  for (; r + 2 <= args.rows; r += 2) Tile<F, kN, 2>(args, scratch, n, r);
-  if (r < args.rows) Tile<F, kN, 1>(args, scratch, n, r);
+  // Tiles of 2 x 2: four accumulators, two unpacked groups and the temporaries fit 16 registers.
+  constexpr int kTile = kN < 2 ? kN : 2;
+  for (int i = 0; i < kN; i += kTile) {
+    int64_t r = 0;
+    for (; r + 2 <= args.rows; r += 2) Tile<F, kTile, 2>(args, scratch, n, i, r);
+    if (r < args.rows) Tile<F, kTile, 1>(args, scratch, n, i, r);
+  }
 }
 
 template <class F>
@@ -271,8 +283,10 @@ void FloatTile(const MatmulArgs& args, const float* weights, int64_t stride, int
   const float* a = args.activations->values + r * args.k;
   const int64_t whole = args.k / 8 * 8;
   __m256 acc[kN][kM];
-  for (auto& row : acc) {
-    for (__m256& lanes : row) lanes = _mm256_setzero_ps();
+#pragma GCC unroll 4
+  for (int i = 0; i < kN; ++i) {
+#pragma GCC unroll 4
+    for (int m = 0; m < kM; ++m) acc[i][m] = _mm256_setzero_ps();
   }
   for (int64_t j = 0; j < stride; j += 8) {
 #pragma GCC unroll 4
@@ -285,7 +299,9 @@ void FloatTile(const MatmulArgs& args, const float* weights, int64_t stride, int
       }
     }
   }
+#pragma GCC unroll 4
   for (int i = 0; i < kN; ++i) {
+#pragma GCC unroll 4
     for (int m = 0; m < kM; ++m) {
       args.out[(r + m) * args.out_stride + n + i] = SumLanes(acc[i][m]);
     }
