@@ -1,0 +1,64 @@
+// From a plan that came over a wire to a step that can be run: everything is checked before it
+// sizes or indexes anything, and what runs later is copied out of the sequence table, so that the
+// table may go on to the next plans while a step waits for its activation. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/sampling.h"
+#include "layercake/v1/control.pb.h"
+#include "stage_worker/sequence_table.h"
+#include "stage_worker/stage_limits.h"
+
+namespace layercake::stage_worker {
+
+// The rows of one sequence in a step.
+struct StepSequence {
+  uint64_t id = 0;
+  uint32_t branch = 0;
+  int first_row = 0;  // of the step
+  int row_count = 0;  // >= 1
+  // The rows that are sampled are the last `sampled_rows` ones.
+  int sampled_rows = 0;
+  bool score_tokens = false;
+  std::vector<int32_t> blocks;  // the whole table
+  // What sampling needs; set when sampled_rows > 0 or score_tokens.
+  kernels::SamplingParams sampling;
+  int32_t top_logprobs = -1;
+  std::vector<kernels::SeenToken> seen;  // of the last row's prefix; empty without penalties
+};
+
+struct StepPlan {
+  uint64_t step = 0;
+  // Arrays are (rows) long.
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> kv_positions;
+  std::vector<int32_t> rope_positions;
+  std::vector<int32_t> table_index;  // index into `sequences`
+  std::vector<StepSequence> sequences;
+  std::vector<uint64_t> begins;  // sequences that are new or begin again
+  std::vector<uint64_t> ends;    // forgotten after this step
+
+  int rows() const { return static_cast<int>(tokens.size()); }
+};
+
+// OK when the plan may be run as the step after `previous_step`.
+// FailedPrecondition: another (term, epoch), a gap or a repeat in steps, an unknown sequence, a
+// position beyond what was computed, an older branch, a table_start that does not join.
+// ResourceExhausted: more sequences than max_sequences. Unimplemented: fields of speculation.
+// InvalidArgument: everything else, with field, value and bound.
+absl::Status CheckPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits,
+                       uint64_t previous_step, const SequenceTable& table);
+
+// Takes a plan that CheckPlan let through into the table. Token histories are kept on the last
+// stage only.
+StepPlan ApplyPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits, SequenceTable& table);
+
+// CheckPlan, then ApplyPlan. The table is untouched on error.
+absl::StatusOr<StepPlan> AdmitPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits,
+                                   uint64_t previous_step, SequenceTable& table);
+
+}  // namespace layercake::stage_worker

@@ -1,0 +1,119 @@
+// One slice of the model: its weights, KV cache and buffers, and the arithmetic of one step.
+//
+// Thread rule: Create from the step thread; ReadActivation and Run inside work submitted to the
+// device, in the order of the steps. Nothing is allocated per step that grows with the model.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "layercake/v1/control.pb.h"
+#include "model/model_config.h"
+#include "stage_worker/plan_check.h"
+#include "stage_worker/stage_limits.h"
+#include "stage_worker/stage_weights.h"
+
+namespace layercake::stage_worker {
+
+// What a step leaves behind.
+struct StepOutput {
+  // Stages before the last: how much of the downstream slot was written.
+  uint32_t section_bytes = 0;
+  uint32_t payload_bytes = 0;
+  // The last stage.
+  std::vector<v1::SequenceResult> results;
+};
+
+class Stage {
+ public:
+  // Allocates the KV cache and all buffers. ResourceExhausted, with the sizes, when the device has
+  // not that much. `device` and `ops` outlive the stage.
+  static absl::StatusOr<std::unique_ptr<Stage>> Create(kernels::Device& device, kernels::Ops& ops,
+                                                       const model::ModelConfig& config,
+                                                       StageWeights weights,
+                                                       const StageLimits& limits,
+                                                       kernels::KvType kv_type);
+
+  // Stages after the first, before Run of the same step: takes the rows of the upstream slot,
+  // (rows, hidden) float32. Afterwards the slot is free.
+  absl::Status ReadActivation(absl::Span<const std::byte> rows);
+
+  // Computes a step. `marks` (rows): the first stage that saw each row non-finite, or kFinite.
+  // `slot`: where the activation frame goes; empty on the last stage.
+  absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks, kernels::Buffer slot,
+                   StepOutput& output);
+
+  uint32_t hidden() const { return config_.hidden_size; }
+  uint64_t weight_bytes() const { return weights_.weight_bytes; }
+  uint64_t kv_bytes() const { return kv_bytes_; }
+  uint64_t buffer_bytes() const { return buffer_bytes_; }
+
+ private:
+  // A row whose logits are wanted.
+  struct LogitRow {
+    size_t sequence = 0;   // index into StepPlan::sequences
+    int32_t row = 0;       // of the buffer that it comes from
+    int32_t position = 0;  // of the token that is sampled or scored
+    bool samples = false;
+    int32_t token = -1;  // to score; -1 when it samples
+  };
+  // The last row of a sequence whose tokens are scored: the first token of its next chunk is
+  // scored by it.
+  struct CarriedRow {
+    int32_t position = 0;
+    std::vector<float> x;  // (hidden)
+  };
+
+  Stage(kernels::Device& device, kernels::Ops& ops, const model::ModelConfig& config,
+        StageWeights weights, const StageLimits& limits);
+  absl::Status AllocateBuffers();
+  absl::StatusOr<kernels::Buffer> AllocateRows(uint64_t rows, uint64_t width);
+
+  absl::Status RunLayers(const StepPlan& plan);
+  absl::Status MarkNonFinite(std::vector<int32_t>& marks);
+  absl::Status WriteActivation(absl::Span<const int32_t> marks, kernels::Buffer slot,
+                               StepOutput& output);
+  absl::Status Sample(const StepPlan& plan, absl::Span<const int32_t> marks, StepOutput& output);
+  absl::Status ScoreByCarriedRows(const StepPlan& plan, std::vector<v1::SequenceResult>& results);
+  absl::Status CarryRows(const StepPlan& plan, absl::Span<const v1::SequenceResult> results);
+  absl::Status LogitsOf(const StepPlan& plan, absl::Span<const LogitRow> wanted, kernels::Buffer x,
+                        std::vector<v1::SequenceResult>& results);
+  void AddResult(const StepPlan& plan, const LogitRow& wanted, const kernels::SampleResult& sampled,
+                 v1::SequenceResult& result) const;
+  kernels::Buffer Rows(const kernels::Buffer& buffer, int rows, uint64_t width) const;
+
+  kernels::Device& device_;
+  kernels::Ops& ops_;
+  const model::ModelConfig config_;
+  const StageWeights weights_;
+  const StageLimits limits_;
+  std::unique_ptr<kernels::KvCache> cache_;
+  uint64_t kv_bytes_ = 0;
+  uint64_t buffer_bytes_ = 0;
+  std::vector<std::unique_ptr<kernels::DeviceMemory>> memory_;
+
+  // (max_rows, width of each)
+  kernels::Buffer x_;          // hidden: the residual stream
+  kernels::Buffer q_;          // heads * head_dim
+  kernels::Buffer attention_;  // heads * head_dim
+  kernels::Buffer ffn_;        // ffn
+  // Last stage. Logits are made for a few rows at a time, or a long scored prompt would need
+  // max_rows * vocabulary floats.
+  int logit_rows_ = 0;
+  kernels::Buffer logits_;             // (logit_rows, vocabulary)
+  kernels::Buffer carried_;            // (logit_rows, hidden)
+  std::vector<uint32_t> score_masks_;  // (logit_rows, ceil(vocabulary / 32)), zero between uses
+  std::map<uint64_t, CarriedRow> carried_rows_;
+  std::vector<uint8_t> non_finite_;  // (max_rows)
+};
+
+}  // namespace layercake::stage_worker

@@ -1,0 +1,421 @@
+#include "stage_worker/step_loop.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "stage_worker/activation_frame.h"
+
+namespace layercake::stage_worker {
+namespace {
+
+using transport::Lane;
+
+// Two: the device finds its next step when it ends one. More would only delay the report of an
+// error.
+constexpr size_t kMaxSubmitted = 2;
+
+// A timer that runs this late says that this process stood still (stopped, starved). Others may
+// then have done all that was asked of them, so they get time to be heard before they are judged.
+constexpr absl::Duration kOwnStall = absl::Seconds(1);
+constexpr absl::Duration kStallGrace = absl::Seconds(5);
+
+absl::Status Annotated(const absl::Status& status, absl::string_view prefix) {
+  return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
+}
+
+}  // namespace
+
+StepLoop::StepLoop(StepLoopOptions options, const base::Clock& clock, base::Timers& timers,
+                   kernels::Device& device, Stage& stage, transport::ChannelReceiver* upstream,
+                   transport::ChannelSender* downstream, Callbacks callbacks)
+    : options_(std::move(options)),
+      clock_(clock),
+      timers_(timers),
+      device_(device),
+      stage_(stage),
+      upstream_(upstream),
+      downstream_(downstream),
+      callbacks_(std::move(callbacks)),
+      last_progress_(clock.Now()) {
+  LC_CHECK((upstream == nullptr) == options_.limits.first(), "stage ", options_.limits.stage);
+  LC_CHECK((downstream == nullptr) == options_.limits.last(), "stage ", options_.limits.stage);
+}
+
+StepLoop::~StepLoop() {
+  *alive_ = false;
+  if (timer_ != base::TimerId::kNone) timers_.Cancel(timer_);
+}
+
+void StepLoop::OnPlan(const v1::MicroBatchPlan& plan) {
+  if (stopped_ || !status_.ok()) return;
+  if (!options_.limits.first()) {
+    Fail(absl::FailedPreconditionError(absl::StrCat(
+        "stage ", options_.limits.stage, " got a plan from the Session; plans reach it through ",
+        options_.upstream_peer)));
+    return;
+  }
+  const int in_flight = static_cast<int>(queue_.size() + running_.size());
+  absl::Status taken;
+  if (in_flight >= options_.limits.max_in_flight) {
+    taken = absl::FailedPreconditionError(
+        absl::StrCat("plan of step ", plan.step(), " came while ", in_flight,
+                     " steps are in flight, the most that were agreed (max_in_flight)"));
+  } else {
+    taken = TakePlan(plan, downstream_ == nullptr ? std::string() : plan.SerializeAsString());
+  }
+  if (!taken.ok()) {
+    Fail(std::move(taken));
+    return;
+  }
+  Pump();
+}
+
+void StepLoop::OnChannelReady() { Pump(); }
+
+void StepLoop::Stop() {
+  stopped_ = true;
+  queue_.clear();
+  unforwarded_.clear();
+  for (Wait& wait : waits_) wait.active = false;
+  if (timer_ != base::TimerId::kNone) timers_.Cancel(std::exchange(timer_, base::TimerId::kNone));
+}
+
+void StepLoop::Pump() {
+  if (stopped_ || !status_.ok()) return;
+  absl::Status status = PollPlans();
+  if (status.ok()) status = ForwardPlans();
+  if (status.ok()) status = BeginSteps();
+  if (!status.ok()) {
+    Fail(std::move(status));
+    return;
+  }
+  UpdateWaits();
+  ArmTimer();
+}
+
+absl::Status StepLoop::PollPlans() {
+  if (upstream_ == nullptr) return absl::OkStatus();
+  // A channel that failed says so even when nothing is expected of it.
+  LC_RETURN_IF_ERROR(upstream_->status());
+  while (static_cast<int>(queue_.size() + running_.size()) < options_.limits.max_in_flight) {
+    LC_ASSIGN_OR_RETURN(std::optional<transport::ReceivedFrame> frame,
+                        upstream_->Poll(Lane::kPlan));
+    if (!frame.has_value()) break;
+    if (frame->header.kind != transport::FrameKind::kPlan) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("frame of kind ", static_cast<int>(frame->header.kind),
+                       " on the plan lane from ", options_.upstream_peer));
+    }
+    std::string serialized(reinterpret_cast<const char*>(frame->payload.address),
+                           frame->header.payload_bytes);
+    LC_RETURN_IF_ERROR(upstream_->Release(Lane::kPlan, frame->slot));
+    v1::MicroBatchPlan plan;
+    if (frame->header.section_bytes != 0 || !plan.ParseFromString(serialized) ||
+        plan.step() != frame->header.step) {
+      return absl::DataLossError(absl::StrCat("plan frame of step ", frame->header.step, " with ",
+                                              frame->header.payload_bytes, " bytes from ",
+                                              options_.upstream_peer, " cannot be read"));
+    }
+    LC_RETURN_IF_ERROR(TakePlan(plan, std::move(serialized)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::TakePlan(const v1::MicroBatchPlan& plan, std::string serialized) {
+  LC_ASSIGN_OR_RETURN(StepPlan admitted, AdmitPlan(plan, options_.limits, last_step_, table_));
+  last_step_ = plan.step();
+  auto step = std::make_shared<Step>();
+  step->marks.assign(admitted.tokens.size(), kFinite);
+  step->plan = std::move(admitted);
+  if (downstream_ != nullptr) {
+    step->serialized = std::move(serialized);
+    unforwarded_.push_back(step);
+  }
+  queue_.push_back(std::move(step));
+  counters_.set_plans_seen(counters_.plans_seen() + 1);
+  Progress();
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::ForwardPlans() {
+  if (downstream_ == nullptr) return absl::OkStatus();
+  LC_RETURN_IF_ERROR(downstream_->status());
+  while (!unforwarded_.empty()) {
+    LC_ASSIGN_OR_RETURN(const std::optional<transport::SendSlot> slot,
+                        downstream_->Acquire(Lane::kPlan));
+    if (!slot.has_value()) break;
+    Step& step = *unforwarded_.front();
+    if (step.serialized.size() > slot->memory.bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("plan of step ", step.plan.step, " has ", step.serialized.size(),
+                       " bytes, the plan slots of the channel to ", options_.downstream_peer,
+                       " hold ", slot->memory.bytes, " (ring.plan_slot_bytes)"));
+    }
+    // An empty plan of step 0 does not exist, so there is always something to copy.
+    std::memcpy(slot->memory.address, step.serialized.data(), step.serialized.size());
+    LC_RETURN_IF_ERROR(downstream_->Commit(
+        *slot, {.kind = transport::FrameKind::kPlan,
+                .step = step.plan.step,
+                .payload_bytes = static_cast<uint32_t>(step.serialized.size())}));
+    step.serialized = std::string();
+    unforwarded_.pop_front();
+    Progress();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::BeginSteps() {
+  while (!queue_.empty() && running_.size() < kMaxSubmitted) {
+    const std::shared_ptr<Step> step = queue_.front();
+    LC_ASSIGN_OR_RETURN(const bool ready, PrepareStep(*step));
+    if (!ready) break;
+    queue_.pop_front();
+    Submit(step);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> StepLoop::PrepareStep(Step& step) {
+  if (upstream_ != nullptr && !step.activation.has_value()) {
+    LC_ASSIGN_OR_RETURN(step.activation, upstream_->Poll(Lane::kActivation));
+    if (!step.activation.has_value()) return false;
+    const transport::ReceivedFrame& frame = *step.activation;
+    absl::StatusOr<std::vector<int32_t>> marks = DecodeActivation(
+        frame.header, absl::MakeConstSpan(frame.payload.address, frame.payload.bytes),
+        step.plan.step, step.plan.rows(), stage_.hidden(), options_.limits.stage);
+    if (!marks.ok()) {
+      return Annotated(marks.status(), absl::StrCat("from ", options_.upstream_peer));
+    }
+    step.marks = *std::move(marks);
+    counters_.set_activations_seen(counters_.activations_seen() + 1);
+    Progress();
+  }
+  if (downstream_ != nullptr && !step.slot.has_value()) {
+    LC_ASSIGN_OR_RETURN(step.slot, downstream_->Acquire(Lane::kActivation));
+    if (!step.slot.has_value()) return false;
+  }
+  return true;
+}
+
+void StepLoop::Submit(const std::shared_ptr<Step>& step) {
+  running_.push_back(step);
+  counters_.set_steps_begun(counters_.steps_begun() + 1);
+  Progress();
+  Stage* const stage = &stage_;
+  if (step->activation.has_value()) {
+    ++submitted_;
+    device_.Submit(
+        [stage, step] {
+          const transport::ReceivedFrame& frame = *step->activation;
+          return stage->ReadActivation(
+              absl::MakeConstSpan(frame.payload.address, frame.payload.bytes)
+                  .subspan(frame.header.section_bytes));
+        },
+        [this, step, alive = alive_](absl::Status status) {
+          if (*alive) OnActivationRead(step, status);
+        });
+  }
+  ++submitted_;
+  const base::Clock* const clock = &clock_;
+  device_.Submit(
+      [stage, step, clock] {
+        const base::Instant begun = clock->Now();
+        const kernels::Buffer slot =
+            step->slot.has_value() ? step->slot->memory : kernels::Buffer{};
+        absl::Status status = stage->Run(step->plan, step->marks, slot, step->output);
+        step->busy = clock->Now() - begun;
+        return status;
+      },
+      [this, step, alive = alive_](absl::Status status) {
+        if (*alive) OnStepDone(step, status);
+      });
+}
+
+bool StepLoop::TakeCompletion() {
+  --submitted_;
+  if (!stopped_ && status_.ok()) return true;
+  if (submitted_ == 0 && callbacks_.on_drained) callbacks_.on_drained();
+  return false;
+}
+
+void StepLoop::OnActivationRead(const std::shared_ptr<Step>& step, const absl::Status& status) {
+  if (!TakeCompletion()) return;
+  absl::Status released = status;
+  // Copied in: the slot's credit goes back while the step computes.
+  if (released.ok()) released = upstream_->Release(Lane::kActivation, step->activation->slot);
+  if (!released.ok()) Fail(std::move(released));
+}
+
+void StepLoop::OnStepDone(const std::shared_ptr<Step>& step, const absl::Status& status) {
+  if (!TakeCompletion()) return;
+  LC_CHECK(!running_.empty() && running_.front() == step, "step ", step->plan.step);
+  running_.pop_front();
+  counters_.set_steps_done(counters_.steps_done() + 1);
+  counters_.set_busy_seconds(counters_.busy_seconds() + absl::ToDoubleSeconds(step->busy));
+  Progress();
+  absl::Status finished = status.ok() ? FinishStep(*step) : status;
+  if (!finished.ok()) {
+    Fail(Annotated(finished, absl::StrCat("step ", step->plan.step)));
+    return;
+  }
+  Pump();
+}
+
+absl::Status StepLoop::FinishStep(Step& step) {
+  if (downstream_ != nullptr) {
+    LC_RETURN_IF_ERROR(
+        downstream_->Commit(*step.slot, {.kind = transport::FrameKind::kActivation,
+                                         .step = step.plan.step,
+                                         .section_bytes = step.output.section_bytes,
+                                         .payload_bytes = step.output.payload_bytes}));
+    counters_.set_frames_committed(counters_.frames_committed() + 1);
+    return absl::OkStatus();
+  }
+  v1::StepResult result;
+  result.set_term(options_.limits.term);
+  result.set_epoch(options_.limits.epoch);
+  result.set_step(step.plan.step);
+  for (v1::SequenceResult& part : step.output.results) *result.add_results() = std::move(part);
+  callbacks_.on_result(std::move(result));
+  return absl::OkStatus();
+}
+
+void StepLoop::Fail(absl::Status status) {
+  if (stopped_ || !status_.ok()) return;
+  status_ = Annotated(status, absl::StrCat("stage ", options_.limits.stage));
+  for (Wait& wait : waits_) wait.active = false;
+  if (timer_ != base::TimerId::kNone) timers_.Cancel(std::exchange(timer_, base::TimerId::kNone));
+  callbacks_.on_failure(status_);
+}
+
+void StepLoop::Progress() { last_progress_ = clock_.Now(); }
+
+absl::Duration StepLoop::Patience(WaitKind kind) const {
+  const int stage = options_.limits.stage;
+  switch (kind) {
+    case WaitKind::kDevice:
+      return options_.step_timeout;
+    case WaitKind::kActivation:  // every stage before this one, and then some: they judge first
+      return options_.step_timeout * (stage + 1);
+    case WaitKind::kPlanSlot:
+    case WaitKind::kActivationSlot:  // every stage behind this one, likewise
+      return options_.step_timeout * (options_.limits.stage_count - stage);
+  }
+  return options_.step_timeout;
+}
+
+void StepLoop::UpdateWait(WaitKind kind, bool waiting, uint64_t step) {
+  Wait& wait = waits_[static_cast<size_t>(kind)];
+  if (!waiting) {
+    wait.active = false;
+    return;
+  }
+  if (wait.active && wait.step == step) return;
+  const base::Instant now = clock_.Now();
+  wait = {.active = true, .step = step, .since = now, .deadline = now + Patience(kind)};
+}
+
+void StepLoop::UpdateWaits() {
+  const auto front = [](const std::deque<std::shared_ptr<Step>>& steps) {
+    return steps.empty() ? uint64_t{0} : steps.front()->plan.step;
+  };
+  UpdateWait(WaitKind::kPlanSlot, !unforwarded_.empty(), front(unforwarded_));
+  UpdateWait(WaitKind::kDevice, !running_.empty(), front(running_));
+  const bool head = !queue_.empty() && running_.size() < kMaxSubmitted;
+  const bool no_activation =
+      head && upstream_ != nullptr && !queue_.front()->activation.has_value();
+  UpdateWait(WaitKind::kActivation, no_activation, front(queue_));
+  UpdateWait(WaitKind::kActivationSlot, head && !no_activation && downstream_ != nullptr,
+             front(queue_));
+}
+
+std::string StepLoop::Describe(WaitKind kind, const Wait& wait) const {
+  std::string what;
+  switch (kind) {
+    case WaitKind::kDevice:
+      what = absl::StrCat("device ", device_.name(), " to finish step ", wait.step);
+      break;
+    case WaitKind::kActivation:
+      what = absl::StrCat("the activation of step ", wait.step, " from ", options_.upstream_peer,
+                          " over ", transport::TransportKindName(upstream_->kind()));
+      break;
+    case WaitKind::kPlanSlot:
+      what = absl::StrCat("a plan slot for step ", wait.step, " at ", options_.downstream_peer,
+                          " over ", transport::TransportKindName(downstream_->kind()));
+      break;
+    case WaitKind::kActivationSlot:
+      what =
+          absl::StrCat("an activation slot for step ", wait.step, " at ", options_.downstream_peer,
+                       " over ", transport::TransportKindName(downstream_->kind()));
+      break;
+  }
+  const base::Instant now = clock_.Now();
+  return absl::StrCat("stage ", options_.limits.stage, " waits for ", what, " since ",
+                      absl::FormatDuration(now - wait.since), ", last progress ",
+                      absl::FormatDuration(now - last_progress_), " ago");
+}
+
+std::string StepLoop::WaitingFor() const {
+  const Wait* longest = nullptr;
+  WaitKind kind = WaitKind::kDevice;
+  for (int i = 0; i < kWaitKinds; ++i) {
+    const Wait& wait = waits_[static_cast<size_t>(i)];
+    if (!wait.active || (longest != nullptr && wait.since >= longest->since)) continue;
+    longest = &wait;
+    kind = static_cast<WaitKind>(i);
+  }
+  return longest == nullptr ? std::string() : Describe(kind, *longest);
+}
+
+base::Instant StepLoop::NextWakeup() const {
+  base::Instant next = base::Instant::Infinite();
+  for (const Wait& wait : waits_) {
+    if (wait.active) next = std::min(next, wait.deadline);
+  }
+  return next;
+}
+
+void StepLoop::ArmTimer() {
+  const base::Instant due = NextWakeup();
+  if (timer_ != base::TimerId::kNone) {
+    if (due == timer_due_) return;
+    timers_.Cancel(std::exchange(timer_, base::TimerId::kNone));
+  }
+  if (due == base::Instant::Infinite()) return;
+  timer_due_ = due;
+  timer_ = timers_.At(due, [this] { OnTimer(); });
+}
+
+void StepLoop::OnTimer() {
+  timer_ = base::TimerId::kNone;
+  const bool stalled = clock_.Now() - timer_due_ > kOwnStall;
+  Pump();  // what is already here counts
+  if (stopped_ || !status_.ok()) return;
+  const base::Instant now = clock_.Now();
+  for (int i = 0; i < kWaitKinds; ++i) {
+    Wait& wait = waits_[static_cast<size_t>(i)];
+    if (!wait.active || wait.deadline > now) continue;
+    if (stalled) {
+      wait.deadline = now + kStallGrace;
+      continue;
+    }
+    Fail(absl::DeadlineExceededError(
+        absl::StrCat("gave up after ", absl::FormatDuration(now - wait.since), ": ",
+                     Describe(static_cast<WaitKind>(i), wait),
+                     " (see the log there; a slow machine may need a longer step timeout)")));
+    return;
+  }
+  ArmTimer();
+}
+
+v1::StageCounters StepLoop::Counters() const {
+  v1::StageCounters counters = counters_;
+  counters.set_idle_seconds(absl::ToDoubleSeconds(clock_.Now() - last_progress_));
+  return counters;
+}
+
+}  // namespace layercake::stage_worker

@@ -1,0 +1,156 @@
+// The heart of a stage worker: plans and activations in, activations or sampled tokens out.
+//
+//   plan (Session or plan lane) -> checked -> sent downstream at once -> queued
+//   activation + free device + downstream slot -> step begins -> done -> Commit, or the result
+//
+// An event-driven state machine: it never blocks, it is told what changed, and every wait has a
+// deadline, a name and a report. The first failure is latched: nothing is computed or sent after
+// it, and whoever owns the loop hears of it once.
+//
+// Several steps may be submitted to the device at a time (kMaxSubmitted); the device runs them in
+// order, so that the next one begins without a round through this loop.
+// Thread rule: everything on the step thread. Work handed to the device uses the stage, the
+// channels' slots and the loop's own steps: keep all of them until drained().
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/executor.h"
+#include "kernels/device.h"
+#include "layercake/v1/control.pb.h"
+#include "stage_worker/plan_check.h"
+#include "stage_worker/sequence_table.h"
+#include "stage_worker/stage.h"
+#include "stage_worker/stage_limits.h"
+#include "transport/channel.h"
+
+namespace layercake::stage_worker {
+
+struct StepLoopOptions {
+  StageLimits limits;
+  // One stage may take this long for one step. A wait on neighbours may last as long as the stages
+  // that it depends on may take one after the other.
+  absl::Duration step_timeout;
+  std::string upstream_peer;  // for messages: "stage 1 (host b)"
+  std::string downstream_peer;
+};
+
+class StepLoop {
+ public:
+  struct Callbacks {
+    absl::AnyInvocable<void(v1::StepResult)> on_result;  // the last stage
+    absl::AnyInvocable<void(absl::Status)> on_failure;   // once
+    // After Stop or a failure, when the device let go of the last piece of work.
+    absl::AnyInvocable<void()> on_drained;
+  };
+
+  // Everything outlives the loop until it is drained(). The callbacks run inside calls to the loop
+  // and do not destroy it; on_failure may call Stop. `upstream` is null on the first stage,
+  // `downstream` on the last.
+  StepLoop(StepLoopOptions options, const base::Clock& clock, base::Timers& timers,
+           kernels::Device& device, Stage& stage, transport::ChannelReceiver* upstream,
+           transport::ChannelSender* downstream, Callbacks callbacks);
+  ~StepLoop();
+
+  // A plan from the Session: the first stage only.
+  void OnPlan(const v1::MicroBatchPlan& plan);
+  // A channel may have something: goes on as far as it can.
+  void OnChannelReady();
+  // Nothing begins any more; what the device holds ends by itself.
+  void Stop();
+  // The device holds nothing of this loop.
+  bool drained() const { return submitted_ == 0; }
+
+  const absl::Status& status() const { return status_; }
+  // The longest wait, as a person reads it; empty when nothing is waited for.
+  std::string WaitingFor() const;
+  // When the next deadline runs out; Infinite without one.
+  base::Instant NextWakeup() const;
+  v1::StageCounters Counters() const;
+
+ private:
+  enum class WaitKind : uint8_t { kPlanSlot, kActivation, kActivationSlot, kDevice };
+  static constexpr int kWaitKinds = 4;
+  struct Wait {
+    bool active = false;
+    uint64_t step = 0;
+    base::Instant since;
+    base::Instant deadline = base::Instant::Infinite();
+  };
+
+  // A step on its way. Shared with the work on the device, which may end after the loop failed.
+  struct Step {
+    StepPlan plan;
+    std::string serialized;  // of the plan; empty once it was sent downstream
+    std::optional<transport::ReceivedFrame> activation;
+    std::vector<int32_t> marks;
+    std::optional<transport::SendSlot> slot;  // downstream's
+    StepOutput output;
+    absl::Duration busy;
+  };
+
+  void Pump();
+  // Each does as much as it can; an error latches.
+  absl::Status PollPlans();
+  absl::Status ForwardPlans();
+  absl::Status BeginSteps();
+  // False when something is missing that will be waited for.
+  absl::StatusOr<bool> PrepareStep(Step& step);
+  absl::Status TakePlan(const v1::MicroBatchPlan& plan, std::string serialized);
+  void Submit(const std::shared_ptr<Step>& step);
+  void OnActivationRead(const std::shared_ptr<Step>& step, const absl::Status& status);
+  void OnStepDone(const std::shared_ptr<Step>& step, const absl::Status& status);
+  absl::Status FinishStep(Step& step);
+
+  // False when the loop has ended and nothing more may be made of a completion.
+  bool TakeCompletion();
+  void Fail(absl::Status status);
+  void Progress();
+  void UpdateWait(WaitKind kind, bool waiting, uint64_t step);
+  void UpdateWaits();
+  void ArmTimer();
+  void OnTimer();
+  absl::Duration Patience(WaitKind kind) const;
+  std::string Describe(WaitKind kind, const Wait& wait) const;
+
+  const StepLoopOptions options_;
+  const base::Clock& clock_;
+  base::Timers& timers_;
+  kernels::Device& device_;
+  Stage& stage_;
+  transport::ChannelReceiver* const upstream_;
+  transport::ChannelSender* const downstream_;
+  Callbacks callbacks_;
+
+  absl::Status status_;
+  bool stopped_ = false;
+  SequenceTable table_;
+  uint64_t last_step_ = 0;  // admitted
+  // Admitted and not begun, in order. At most max_in_flight.
+  std::deque<std::shared_ptr<Step>> queue_;
+  // Not yet sent downstream: the last ones of those admitted.
+  std::deque<std::shared_ptr<Step>> unforwarded_;
+  std::deque<std::shared_ptr<Step>> running_;  // on the device, in order
+  int submitted_ = 0;                          // pieces of work on the device
+
+  std::array<Wait, kWaitKinds> waits_;
+  base::TimerId timer_ = base::TimerId::kNone;
+  base::Instant timer_due_ = base::Instant::Infinite();
+  base::Instant last_progress_;
+  v1::StageCounters counters_;
+  // Completions that come after the loop is gone find it false.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace layercake::stage_worker

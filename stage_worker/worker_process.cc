@@ -1,0 +1,267 @@
+#include "stage_worker/worker_process.h"
+
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/event_loop.h"
+#include "base/posix_error.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "proto/grpc_link.h"
+#include "proto/protocol_version.h"
+#include "spdlog/spdlog.h"
+#include "stage_worker/loading_thread.h"
+#include "stage_worker/model_provider.h"
+#include "stage_worker/remote_model_source.h"
+#include "stage_worker/worker.h"
+#include "transport/host_identity.h"
+#include "transport/pinned_host_channel.h"
+#include "transport/ucx_channel.h"
+#include "transport/ucx_worker.h"
+
+namespace layercake::stage_worker {
+namespace {
+
+constexpr int kExitOk = 0;
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return {};
+  return name.data();
+}
+
+uint64_t PhysicalMemoryBytes() {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page_bytes = sysconf(_SC_PAGE_SIZE);
+  if (pages <= 0 || page_bytes <= 0) return 0;
+  return static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes);
+}
+
+absl::Status CheckOptions(const WorkerProcessOptions& options) {
+  if (options.coordinator.empty()) {
+    return absl::InvalidArgumentError("no coordinator to dial: give its worker address, host:port");
+  }
+  if (absl::StartsWith(options.device, "cuda")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", options.device,
+                     ": this build has no CUDA backend; build with CUDA, or use cpu"));
+  }
+  if (options.device != "cpu") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device \"", options.device, "\" is not known; use cpu"));
+  }
+  if (options.threads < 0 || options.threads > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads is ", options.threads, ", must be in [0, 1024]"));
+  }
+  if (options.connect_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("the connect timeout must be positive");
+  }
+  for (const std::string& name : options.transports) {
+    LC_RETURN_IF_ERROR(transport::ParseTransportKind(name).status());
+  }
+  return absl::OkStatus();
+}
+
+// Members stand in the order of construction: each uses those above it.
+class WorkerProcess {
+ public:
+  static absl::StatusOr<std::unique_ptr<WorkerProcess>> Create(const WorkerProcessOptions& options);
+
+  absl::Status Run();
+  bool abandoned() const { return worker_->abandoned(); }
+
+ private:
+  explicit WorkerProcess(const WorkerProcessOptions& options) : options_(options) {}
+
+  absl::Status WatchSignals();
+  absl::Status WatchParent();
+  absl::Status MakeFactories(transport::EndpointFacts& facts);
+  absl::Status MakeWorker();
+  void OnSignal();
+  void OnParentPipe();
+
+  const WorkerProcessOptions options_;
+  base::SystemClock clock_;
+  base::UniqueFd signals_;
+  std::unique_ptr<base::EventLoop> loop_;
+  std::unique_ptr<kernels::Device> device_;
+  std::unique_ptr<kernels::Ops> ops_;
+  std::unique_ptr<transport::UcxWorker> ucx_;
+  std::vector<std::unique_ptr<transport::ChannelFactory>> factories_;
+  std::vector<transport::ChannelFactory*> factory_pointers_;
+  std::unique_ptr<SessionDialer> dialer_;
+  std::unique_ptr<ModelProvider> provider_;
+  std::unique_ptr<LoadingThread> loading_;
+  std::unique_ptr<Worker> worker_;
+  absl::Status result_;
+};
+
+absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Create(
+    const WorkerProcessOptions& options) {
+  std::unique_ptr<WorkerProcess> process(new WorkerProcess(options));
+  LC_ASSIGN_OR_RETURN(process->loop_, base::EventLoop::Create(process->clock_));
+  LC_RETURN_IF_ERROR(process->WatchSignals());
+  LC_RETURN_IF_ERROR(process->WatchParent());
+  const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const kernels::CpuDeviceOptions device = {.threads =
+                                                options.threads > 0 ? options.threads : cores};
+  LC_ASSIGN_OR_RETURN(process->device_, kernels::CreateCpuDevice(device, *process->loop_));
+  LC_ASSIGN_OR_RETURN(process->ops_, kernels::CreateCpuOps(*process->device_));
+  LC_RETURN_IF_ERROR(process->MakeWorker());
+  return process;
+}
+
+absl::Status WorkerProcess::WatchSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  if (const int error = pthread_sigmask(SIG_BLOCK, &set, nullptr); error != 0) {
+    return base::PosixError("block SIGTERM and SIGINT", error);
+  }
+  signals_.Reset(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_.valid()) return base::PosixError("create a signalfd", errno);
+  return loop_->Watch(signals_.get(), [this] { OnSignal(); });
+}
+
+absl::Status WorkerProcess::WatchParent() {
+  if (options_.parent_pipe_fd < 0) return absl::OkStatus();
+  return loop_->Watch(options_.parent_pipe_fd, [this] { OnParentPipe(); });
+}
+
+absl::Status WorkerProcess::MakeFactories(transport::EndpointFacts& facts) {
+  const auto wanted = [this](transport::TransportKind kind) {
+    const absl::string_view name = transport::TransportKindName(kind);
+    return std::find(options_.transports.begin(), options_.transports.end(), name) !=
+           options_.transports.end();
+  };
+  LC_ASSIGN_OR_RETURN(facts.host, transport::ReadHostIdentity());
+  facts.has_ucx = false;
+  if (wanted(transport::TransportKind::kPinnedHost)) {
+    transport::PinnedHostOptions pinned;
+    pinned.socket_folder =
+        options_.socket_folder.empty() ? transport::DefaultSocketFolder() : options_.socket_folder;
+    const absl::StatusOr<std::string> scope = transport::ReadSocketScope(pinned.socket_folder);
+    if (scope.ok()) {
+      facts.socket_scope = *scope;
+      factories_.push_back(
+          std::make_unique<transport::PinnedHostChannelFactory>(std::move(pinned)));
+    } else {
+      spdlog::warn("no pinned_host channels: {}", scope.status().ToString());
+    }
+  }
+  if (wanted(transport::TransportKind::kUcx)) {
+    absl::StatusOr<std::unique_ptr<transport::UcxWorker>> ucx =
+        transport::UcxWorker::Create(clock_, {.tls = options_.ucx_tls});
+    if (ucx.ok()) {
+      ucx_ = *std::move(ucx);
+      facts.has_ucx = true;
+      factories_.push_back(std::make_unique<transport::UcxChannelFactory>(*ucx_));
+    } else {
+      spdlog::warn("no ucx channels: {}", ucx.status().ToString());
+    }
+  }
+  for (const auto& factory : factories_) factory_pointers_.push_back(factory.get());
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::MakeWorker() {
+  WorkerOptions options;
+  LC_RETURN_IF_ERROR(MakeFactories(options.facts));
+  options.host_name = HostName();
+  options.worker_id = options_.worker_id.empty() ? absl::StrCat(options.host_name, ":", getpid())
+                                                 : options_.worker_id;
+  options.coordinator = options_.coordinator;
+  options.device_memory_bytes = PhysicalMemoryBytes();
+  options.preferred_stage = options_.preferred_stage;
+  options.dial_timeout = options_.connect_timeout;
+
+  const ChannelOptions channel = {.target = options_.coordinator,
+                                  .tls = options_.tls,
+                                  .max_message_bytes = kMaxControlMessageBytes};
+  LC_ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> grpc_channel, MakeChannel(channel));
+  dialer_ = std::make_unique<SessionDialer>(std::move(grpc_channel));
+  provider_ = std::make_unique<LocalFirstProvider>(
+      options_.model_path, std::make_unique<RemoteModelProvider>(dialer_->stub()));
+  LC_ASSIGN_OR_RETURN(loading_, LoadingThread::Create());
+  WorkerEnvironment environment;
+  environment.clock = &clock_;
+  environment.timers = loop_.get();
+  environment.executor = loop_.get();
+  environment.watcher = loop_.get();
+  environment.loading = loading_.get();
+  environment.device = device_.get();
+  environment.ops = ops_.get();
+  environment.factories = factory_pointers_;
+  environment.provider = provider_.get();
+  environment.dial = [this] { return dialer_->Connect(*loop_); };
+  worker_ = std::make_unique<Worker>(std::move(options), std::move(environment),
+                                     [this](absl::Status status) {
+                                       result_ = std::move(status);
+                                       loop_->Stop();
+                                     });
+  return absl::OkStatus();
+}
+
+void WorkerProcess::OnSignal() {
+  signalfd_siginfo signal{};
+  if (read(signals_.get(), &signal, sizeof(signal)) != sizeof(signal)) return;
+  const bool interrupt = signal.ssi_signo == SIGINT;
+  if (interrupt && options_.parent_pipe_fd >= 0) return;
+  worker_->RequestStop(interrupt ? "SIGINT" : "SIGTERM");
+}
+
+void WorkerProcess::OnParentPipe() {
+  std::array<char, 64> ignored;
+  const ssize_t got = read(options_.parent_pipe_fd, ignored.data(), ignored.size());
+  if (got > 0 || (got < 0 && (errno == EINTR || errno == EAGAIN))) return;
+  loop_->Unwatch(options_.parent_pipe_fd);
+  spdlog::warn("the process that started this worker is gone");
+  worker_->RequestStop("the process that started this worker is gone");
+}
+
+absl::Status WorkerProcess::Run() {
+  worker_->Start();
+  loop_->Run();
+  return result_;
+}
+
+}  // namespace
+
+int RunWorkerProcess(const WorkerProcessOptions& options) {
+  if (const absl::Status checked = CheckOptions(options); !checked.ok()) {
+    spdlog::error("{}", checked.ToString());
+    return kExitUsage;
+  }
+  const absl::StatusOr<std::unique_ptr<WorkerProcess>> process = WorkerProcess::Create(options);
+  if (!process.ok()) {
+    spdlog::error("cannot start: {}", process.status().ToString());
+    return kExitFailed;
+  }
+  const absl::Status result = (*process)->Run();
+  if (!result.ok()) spdlog::error("{}", result.ToString());
+  const int code = result.ok() ? kExitOk : kExitFailed;
+  if ((*process)->abandoned()) {
+    spdlog::default_logger()->flush();
+    std::_Exit(code);
+  }
+  return code;
+}
+
+}  // namespace layercake::stage_worker
