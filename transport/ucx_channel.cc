@@ -456,6 +456,7 @@ absl::StatusOr<std::unique_ptr<ChannelReceiver>> UcxChannelFactory::CreateReceiv
                                    .geometry = options.geometry,
                                    .secret = secret,
                                    .body = std::move(body)});
+  loop.Announce(link);
   if (!loop.Post([&loop, link] { OpenOrFail(loop, link); })) return WorkerStopped(options.peer);
   return std::make_unique<UcxReceiver>(loop, std::move(offer), std::move(link), std::move(signal));
 }
@@ -473,6 +474,7 @@ absl::StatusOr<std::unique_ptr<ChannelSender>> UcxChannelFactory::Connect(
   auto link = std::make_shared<SenderLink>(options, std::move(slots), signal);
   const auto token =
       LoadLittleEndian<uint64_t>(reinterpret_cast<const std::byte*>(checked.body.data()));
+  loop.Announce(link);
   const bool posted = loop.Post([&loop, link, checked = std::move(checked), token] {
     OpenOrFail(loop, link);
     if (link->failure().ok()) link->Greet(loop, checked, token);

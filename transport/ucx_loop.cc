@@ -161,6 +161,8 @@ void UcxLoop::RunCommands() {
   std::deque<base::Task> commands;
   {
     absl::MutexLock lock(&mutex_);
+    // With the commands: one of them may close the link.
+    AddAnnounced();
     commands.swap(commands_);
   }
   for (base::Task& command : commands) command();
@@ -210,6 +212,16 @@ void UcxLoop::TearDown() {
   links_.clear();
 }
 
+void UcxLoop::Announce(std::shared_ptr<UcxLink> link) {
+  absl::MutexLock lock(&mutex_);
+  announced_.push_back(std::move(link));
+}
+
+void UcxLoop::AddAnnounced() {
+  for (std::shared_ptr<UcxLink>& link : announced_) links_.emplace(link->token(), std::move(link));
+  announced_.clear();
+}
+
 absl::Status UcxLoop::Open(const std::shared_ptr<UcxLink>& link) {
   ucp_mem_map_params_t parameters{};
   parameters.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
@@ -220,7 +232,6 @@ absl::Status UcxLoop::Open(const std::shared_ptr<UcxLink>& link) {
     return UcxError(absl::StrCat("register a ring of ", link->memory_.size(), " bytes with UCX"),
                     mapped);
   }
-  links_.emplace(link->token(), link);
   return absl::OkStatus();
 }
 
@@ -343,7 +354,13 @@ ucs_status_t UcxLoop::OnActiveMessage(void* handler, const void* header, size_t 
                            .reply = (parameters->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0
                                         ? parameters->reply_ep
                                         : nullptr};
-  const auto link = loop->links_.find(LoadLittleEndian<uint64_t>(all.data()));
+  const auto token = LoadLittleEndian<uint64_t>(all.data());
+  auto link = loop->links_.find(token);
+  if (link == loop->links_.end()) {
+    absl::MutexLock lock(&loop->mutex_);
+    loop->AddAnnounced();
+    link = loop->links_.find(token);
+  }
   if (link == loop->links_.end() || link->second->closing_) {
     // From an older ring, or for a receiver that is gone: only a greeting deserves an answer.
     if (kind == UcxMessageKind::kHello) loop->RefuseHello(message, UcxAnswer::kNoSuchReceiver);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -111,8 +112,8 @@ class UcxLink : public std::enable_shared_from_this<UcxLink> {
   bool closing_ = false;
 };
 
-// Thread rule: Create, the destructor, Post and address() from any thread; the rest from tasks
-// posted and from the links, on the loop's thread.
+// Thread rule: Create, the destructor, Post, Announce and address() from any thread; the rest from
+// tasks posted and from the links, on the loop's thread.
 class UcxLoop {
  public:
   using Done = absl::AnyInvocable<void(ucs_status_t)>;
@@ -127,7 +128,10 @@ class UcxLoop {
   // Of this worker, for offers.
   const std::string& address() const { return address_; }
 
-  // Messages for the link's token reach it from now on.
+  // Any thread: messages for the link's token reach it from now on, also those that come before the
+  // loop runs a command posted now.
+  void Announce(std::shared_ptr<UcxLink> link);
+  // Registers an announced link's memory.
   absl::Status Open(const std::shared_ptr<UcxLink>& link);
   // Opens the way to the peer. The peer's end shows as the link's failure.
   absl::Status Connect(UcxLink& link, absl::string_view address, uint64_t peer_token);
@@ -156,6 +160,7 @@ class UcxLoop {
   absl::Status InitialiseWorker();
   void Run();
   void RunCommands();
+  void AddAnnounced() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Progress();
   void Sleep();
   void TearDown();
@@ -183,6 +188,7 @@ class UcxLoop {
 
   mutable absl::Mutex mutex_;
   std::deque<base::Task> commands_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<UcxLink>> announced_ ABSL_GUARDED_BY(mutex_);
   bool accepting_ ABSL_GUARDED_BY(mutex_) = false;  // the worker is there to be signalled
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 

@@ -28,8 +28,9 @@ ucs_log_func_rc_t ForwardLog(const char*, unsigned, const char*, ucs_log_level_t
   va_copy(copy, values);
   vsnprintf(line.data(), line.size(), format, copy);
   va_end(copy);
-  // Also for errors: what they mean for a channel is in its status.
-  if (level <= UCS_LOG_LEVEL_WARN) {
+  // Its warnings are about settings that a transport does not know; what an error means for a
+  // channel is in the channel's status.
+  if (level <= UCS_LOG_LEVEL_ERROR) {
     spdlog::warn("UCX: {}", line.data());
   } else {
     spdlog::debug("UCX: {}", line.data());
@@ -54,11 +55,11 @@ absl::StatusOr<std::unique_ptr<ucp_config_t, ConfigRelease>> MakeConfig(const Uc
   const ucs_status_t read = ucp_config_read(nullptr, nullptr, &raw);
   if (read != UCS_OK) return UcxError("read the configuration of UCX", read);
   std::unique_ptr<ucp_config_t, ConfigRelease> config(raw);
-  const std::array<std::pair<const char*, std::string>, 5> settings = {{
+  const std::array<std::pair<const char*, std::string>, 4> settings = {{
       {"TLS", options.tls},
-      // Without these two, endpoints with error handling leave shared memory for TCP, unsaid.
-      {"POSIX_ERROR_HANDLING", "y"},
-      {"SYSV_ERROR_HANDLING", "y"},
+      // Without it, endpoints with error handling leave shared memory (posix and sysv, which take
+      // the setting from their common part) for TCP, unsaid.
+      {"MM_ERROR_HANDLING", "y"},
       {"KEEPALIVE_INTERVAL", absl::StrCat(absl::ToInt64Milliseconds(options.keepalive), "ms")},
       // One lane: frames arrive in the order sent, which the receiver insists on.
       {"MAX_EAGER_LANES", "1"},
