@@ -24,30 +24,6 @@ constexpr absl::Duration kProgressInterval = absl::Milliseconds(100);
 // Streams have had their last event by then; this is for the network to take it.
 constexpr absl::Duration kServerGrace = absl::Seconds(2);
 
-EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const ServedModel& model,
-                                uint64_t term) {
-  EngineOptions engine;
-  ChainOptions& chain = engine.chain;
-  chain.plan = model.plan;
-  chain.term = term;
-  chain.test_token = model.tokenizer->bos_id().value_or(0);
-  chain.worker_wait = options.worker_wait;
-  chain.load_silence = options.load_silence;
-  chain.connect_timeout = options.connect_timeout;
-  chain.step_timeout = options.step_timeout;
-  SchedulerOptions& scheduler = engine.scheduler;
-  scheduler.stages = static_cast<int>(model.plan.stages.size());
-  scheduler.max_in_flight = model.plan.max_in_flight;
-  scheduler.max_rows = model.plan.max_rows;
-  scheduler.prefill_rows = std::min(options.prefill_rows, model.plan.max_rows);
-  scheduler.max_sequences = model.plan.max_sequences;
-  scheduler.max_queued = options.max_queued;
-  scheduler.kv_blocks = model.plan.kv_blocks;
-  scheduler.block_tokens = model.plan.kv_block_tokens;
-  engine.model_name = model.name;
-  return engine;
-}
-
 class Process final : public CoordinatorProcess {
  public:
   explicit Process(CoordinatorProcessOptions options)
@@ -76,8 +52,7 @@ class Process final : public CoordinatorProcess {
     RequestPreparerOptions preparer;
     preparer.context_tokens = model_->plan.context_tokens;
     preparer.max_output_tokens = options_.max_output_tokens;
-    LC_ASSIGN_OR_RETURN(preparer.sampling_defaults,
-                        SamplingDefaults(model_->files->metadata()));
+    LC_ASSIGN_OR_RETURN(preparer.sampling_defaults, SamplingDefaults(model_->files->metadata()));
     preparer.model = DescribeModel(*model_);
     preparer_ = std::make_unique<RequestPreparer>(
         *model_->tokenizer, model_->chat_template ? &*model_->chat_template : nullptr, clock_,

@@ -132,6 +132,30 @@ absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(
   return served;
 }
 
+EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const ServedModel& model,
+                                uint64_t term) {
+  EngineOptions engine;
+  ChainOptions& chain = engine.chain;
+  chain.plan = model.plan;
+  chain.term = term;
+  chain.test_token = model.tokenizer->bos_id().value_or(0);
+  chain.worker_wait = options.worker_wait;
+  chain.load_silence = options.load_silence;
+  chain.connect_timeout = options.connect_timeout;
+  chain.step_timeout = options.step_timeout;
+  SchedulerOptions& scheduler = engine.scheduler;
+  scheduler.stages = static_cast<int>(model.plan.stages.size());
+  scheduler.max_in_flight = model.plan.max_in_flight;
+  scheduler.max_rows = model.plan.max_rows;
+  scheduler.prefill_rows = std::min(options.prefill_rows, model.plan.max_rows);
+  scheduler.max_sequences = model.plan.max_sequences;
+  scheduler.max_queued = options.max_queued;
+  scheduler.kv_blocks = model.plan.kv_blocks;
+  scheduler.block_tokens = model.plan.kv_block_tokens;
+  engine.model_name = model.name;
+  return engine;
+}
+
 v1::GetModelResponse DescribeModel(const ServedModel& model) {
   v1::GetModelResponse response;
   response.set_name(model.name);

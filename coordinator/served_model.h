@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/chain_plan.h"
 #include "coordinator/coordinator_process.h"
+#include "coordinator/engine_impl.h"
 #include "layercake/v1/inference.pb.h"
 #include "model/chat/chat_template.h"
 #include "model/gguf/model_files.h"
@@ -31,6 +32,10 @@ struct ServedModel {
 // Errors name the file, the value and the option to change.
 absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(
     const CoordinatorProcessOptions& options);
+
+// What the engine and its chain are to do with this model. `term`: of this coordinator.
+EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const ServedModel& model,
+                                uint64_t term);
 
 // The parts of GetModel that the model file decides.
 v1::GetModelResponse DescribeModel(const ServedModel& model);
