@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/chain_rig.h"
-#include "tests/golden_files.h"
+#include "tests/testing/chain_rig.h"
+#include "tests/testing/golden_files.h"
 
 namespace layercake::testing {
 namespace {

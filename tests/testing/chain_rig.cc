@@ -1,4 +1,4 @@
-#include "tests/chain_rig.h"
+#include "tests/testing/chain_rig.h"
 
 #include <thread>
 #include <utility>
@@ -16,7 +16,7 @@
 #include "stage_worker/loading_thread.h"
 #include "stage_worker/model_provider.h"
 #include "stage_worker/worker.h"
-#include "tests/memory_link.h"
+#include "tests/testing/memory_link.h"
 #include "transport/local_channel.h"
 #include "transport/pinned_host_channel.h"
 #include "transport/ucx_channel.h"
