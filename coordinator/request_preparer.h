@@ -31,7 +31,6 @@
 #include "coordinator/engine.h"
 #include "layercake/v1/inference.pb.h"
 #include "model/chat/chat_template.h"
-#include "model/gguf/metadata.h"
 #include "model/tokenizer/tokenizer.h"
 
 namespace layercake::coordinator {
@@ -52,16 +51,12 @@ struct RequestPreparerOptions {
   // Of a text prompt, of all strings of a chat, and of a rendered chat.
   size_t max_prompt_bytes = 4 << 20;
   int32_t max_output_tokens = 0;  // the operator's ceiling for one request; 0: none
-  // The model's own (SamplingDefaults); what it leaves open is filled from types.proto.
+  // The model's own (sampling_rules.h); what it leaves open is filled from types.proto.
   v1::SamplingParams sampling_defaults;
   // The answer to GetModel. `name` is what GenerateRequest.model must be when it is set. Context,
   // vocabulary, special ids, hash and modalities are filled in by the class.
   v1::GetModelResponse model;
 };
-
-// The general.sampling.* keys of a model file: temp, top_k, top_p, min_p, penalty_repeat.
-// InvalidArgument names a key whose value is out of range.
-absl::StatusOr<v1::SamplingParams> SamplingDefaults(const model::Metadata& metadata);
 
 class RequestPreparer {
  public:
@@ -88,6 +83,8 @@ class RequestPreparer {
   absl::StatusOr<RenderedChat> RenderChat(const v1::Chat& chat) const;
   absl::StatusOr<std::vector<int32_t>> EncodeChat(const RenderedChat& rendered,
                                                   bool add_special) const;
+  absl::StatusOr<std::vector<int32_t>> Encode(absl::Span<const model::TextSpan> spans, bool add_bos,
+                                              absl::string_view param) const;
   absl::Status CheckIds(absl::Span<const int32_t> ids, absl::string_view param) const;
   absl::Status CheckFitsContext(size_t prompt_tokens, absl::string_view param) const;
   absl::StatusOr<v1::ResolvedSampling> ResolveSampling(const v1::GenerateRequest& request) const;
