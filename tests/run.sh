@@ -2,7 +2,7 @@
 # Installs what the tests need, builds, runs every test. ctest's closing lines come last.
 #   LAYERCAKE_BUILD_DIR   the build folder (default: build)
 #   LAYERCAKE_JOBS        compilers at once (default: the cores)
-# Arguments go to ctest: tests/run.sh -L unit
+# Arguments go to ctest: tests/run.sh -R Scheduler
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=${LAYERCAKE_BUILD_DIR:-$root/build}
@@ -21,12 +21,12 @@ if ! "$python" -c 'import grpc, grpc_tools' 2> /dev/null; then
     echo "pip cannot install grpcio here: the Python client's test will be skipped" >&2
 fi
 
-options=(-DLAYERCAKE_TESTS=ON "-DLAYERCAKE_PYTHON_ENVIRONMENT=$cache/python"
-  "-DLAYERCAKE_SMOLLM2=$model")
+export LAYERCAKE_TEST_MODEL=$model
+options=(-DLAYERCAKE_TESTS=ON "-DLAYERCAKE_PYTHON_ENVIRONMENT=$cache/python")
 command -v ccache > /dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 mkdir -p "$build"
-cmake -S "$root" -B "$build" -G Ninja "${options[@]}" ${LAYERCAKE_CMAKE_OPTIONS:-} \
-  > "$build/configure.log" 2>&1 || { cat "$build/configure.log"; exit 1; }
+cmake -S "$root" -B "$build" -G Ninja "${options[@]}" > "$build/configure.log" 2>&1 ||
+  { cat "$build/configure.log"; exit 1; }
 ninja -C "$build" -j "${LAYERCAKE_JOBS:-$(nproc)}" --quiet
 
 cd "$build"
