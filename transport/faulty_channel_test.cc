@@ -101,12 +101,13 @@ class FaultyChannel : public ::testing::TestWithParam<TestKind> {
   Outcome Drive(const FaultRates& rates, uint64_t seed, FaultCounts& counts) {
     FaultyChannelFactory sender_factory(*factories_->sender, rates, seed);
     FaultyChannelFactory receiver_factory(*factories_->receiver, rates, seed + 1);
-    const ChannelOptions options = {.ring = {.term = seed, .epoch = 1},
-                                    .geometry = {.plan_slots = 3,
-                                                 .plan_slot_bytes = 30000,
-                                                 .activation_slots = 2,
-                                                 .activation_slot_bytes = 30000},
-                                    .peer = "the other end"};
+    const ChannelOptions options = {
+        .ring = {.term = seed, .epoch = 1},
+        .geometry = {.plan_slots = 8,  // dropped frames must not take them all
+                     .plan_slot_bytes = 30000,
+                     .activation_slots = 8,
+                     .activation_slot_bytes = 30000},
+        .peer = "the other end"};
     Outcome outcome;
     ChannelRig rig(sender_factory, receiver_factory, options, clock_);
     outcome.sender = rig.Connect();

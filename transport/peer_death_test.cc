@@ -40,11 +40,7 @@ class PeerProcess {
     posix_spawn_file_actions_destroy(&actions);
     if (error != 0) pid_ = -1;
   }
-  ~PeerProcess() {
-    if (pid_ <= 0) return;
-    Kill();
-    waitpid(pid_, nullptr, 0);
-  }
+  ~PeerProcess() { Kill(); }
 
   void Write(const std::string& line) const {
     const std::string text = line + "\n";
@@ -57,7 +53,13 @@ class PeerProcess {
     while (read(output_.get(), &c, 1) == 1 && c != '\n') line += c;
     return line;
   }
-  void Kill() const { kill(pid_, SIGKILL); }
+  // And reaps: UCX takes a process that waits to be reaped for a living one.
+  void Kill() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
 
  private:
   pid_t pid_ = -1;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/random.h"
 #include "base/status_macros.h"
 #include "transport/frame_seal.h"
 #include "transport/little_endian.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr size_t kFrameMessageBytes = 4 + kFrameHeaderBytes;
 constexpr size_t kCreditMessageBytes = 5;
+constexpr size_t kWelcomeBytes = 9;
 constexpr size_t kTokenBytes = 8;  // at the start of an offer's body
 // Of a UCX worker: a few hundred bytes per network device.
 constexpr size_t kMaxAddressBytes = size_t{32} << 10;
@@ -60,6 +62,7 @@ class SenderLink final : public UcxLink {
     for (const Lane lane : {Lane::kPlan, Lane::kActivation}) {
       progress_[static_cast<size_t>(lane)].resize(LaneSlots(options.geometry, lane));
     }
+    AcceptMessagesFor(token());
   }
 
   // Executor's thread.
@@ -133,11 +136,13 @@ class SenderLink final : public UcxLink {
   }
 
   absl::Status TakeAnswer(absl::Span<const std::byte> header) {
-    if (header.size() == 1 && header[0] == static_cast<std::byte>(UcxAnswer::kWelcome)) {
+    const auto code = header.empty() ? std::byte{} : header[0];
+    if (header.size() == kWelcomeBytes && code == static_cast<std::byte>(UcxAnswer::kWelcome)) {
+      SendTo(LoadLittleEndian<uint64_t>(header.data() + 1));
       SetConnected();
       return absl::OkStatus();
     }
-    if (header.size() == 1 && header[0] == static_cast<std::byte>(UcxAnswer::kNoSuchReceiver)) {
+    if (code == static_cast<std::byte>(UcxAnswer::kNoSuchReceiver)) {
       return absl::UnavailableError(
           absl::StrCat("connect to ", peer(), " over ucx: the receiver of this offer is gone"));
     }
@@ -274,7 +279,13 @@ class ReceiverLink final : public UcxLink {
                         token = hello->sender_token] {
       const absl::Status connected = loop.Connect(*this, address, token);
       if (!connected.ok()) return Fail(connected);
-      Tell(loop, UcxMessageKind::kAnswer, {{static_cast<std::byte>(UcxAnswer::kWelcome)}});
+      const uint64_t session = base::EntropySeed();
+      loop.AddToken(held, session);
+      AcceptMessagesFor(session);
+      std::array<std::byte, kWelcomeBytes> welcome;
+      welcome[0] = static_cast<std::byte>(UcxAnswer::kWelcome);
+      StoreLittleEndian(welcome.data() + 1, session);
+      Tell(loop, UcxMessageKind::kAnswer, welcome);
       SetConnected();
     });
   }

@@ -20,6 +20,9 @@ namespace {
 constexpr size_t kTokenBytes = 8;
 // A turn of the loop looks at its mailbox after so many turns of UCX at the latest.
 constexpr int kProgressTurns = 64;
+// UCX looks at its keep-alive timer in one of 32 turns only: after a wake-up for nothing else, so
+// many turns make sure of it.
+constexpr int kKeepaliveTurns = 33;
 
 }  // namespace
 
@@ -44,6 +47,7 @@ absl::Status UcxError(absl::string_view attempt, ucs_status_t status) {
     case UCS_ERR_ENDPOINT_TIMEOUT:
     case UCS_ERR_TIMED_OUT:
     case UCS_ERR_CANCELED:
+    case UCS_ERR_SHMEM_SEGMENT:  // of a process that is gone, or not to be reached from here
       return absl::UnavailableError(message);
     case UCS_ERR_NO_MEMORY:
     case UCS_ERR_NO_RESOURCE:
@@ -153,6 +157,8 @@ void UcxLoop::Run() {
       }
       if (links_.empty() || clock_.Now() >= give_up_) return;
     }
+    if (busy) continue;
+    for (int turn = 0; !busy && turn < kKeepaliveTurns; ++turn) busy = Progress();
     if (!busy) Sleep();
   }
 }
@@ -217,6 +223,10 @@ void UcxLoop::Announce(std::shared_ptr<UcxLink> link) {
   announced_.push_back(std::move(link));
 }
 
+void UcxLoop::AddToken(const std::shared_ptr<UcxLink>& link, uint64_t token) {
+  links_.emplace(token, link);
+}
+
 void UcxLoop::AddAnnounced() {
   for (std::shared_ptr<UcxLink>& link : announced_) links_.emplace(link->token(), std::move(link));
   announced_.clear();
@@ -255,6 +265,7 @@ absl::Status UcxLoop::Connect(UcxLink& link, absl::string_view address, uint64_t
 
 void UcxLoop::OnEndpointError(void* link_pointer, ucp_ep_h, ucs_status_t status) {
   UcxLink& link = *static_cast<UcxLink*>(link_pointer);
+  link.endpoint_failed_ = true;
   const absl::Status error = UcxError("use its UCX connection", status);
   link.Fail(absl::UnavailableError(
       absl::StrCat(link.peer(), " is gone from the ucx channel: ", error.message())));
@@ -367,6 +378,7 @@ ucs_status_t UcxLoop::OnActiveMessage(void* handler, const void* header, size_t 
     return UCS_OK;
   }
   const std::shared_ptr<UcxLink> held = link->second;
+  if (kind != UcxMessageKind::kHello && token != held->message_token_) return UCS_OK;
   const bool taken = held->OnMessage(*loop, message);
   return message.rendezvous && taken ? UCS_INPROGRESS : UCS_OK;
 }
@@ -401,7 +413,7 @@ void UcxLoop::CloseEndpoint(UcxLink& link) {
 void UcxLoop::Close(const std::shared_ptr<UcxLink>& link) {
   if (link->closing_) return;
   link->closing_ = true;
-  if (link->endpoint_ != nullptr && link->failure().ok()) {
+  if (link->endpoint_ != nullptr && !link->endpoint_failed_) {
     Send(*link, UcxMessageKind::kBye, {}, {}, [this, held = link](ucs_status_t) {
       AfterProgress([this, held] { CloseEndpoint(*held); });
     });
@@ -414,6 +426,7 @@ void UcxLoop::Close(const std::shared_ptr<UcxLink>& link) {
 void UcxLoop::ForgetIfIdle(UcxLink& link) {
   if (!link.closing_ || link.operations_ > 0 || link.endpoint_ != nullptr) return;
   Unregister(link);
+  links_.erase(link.message_token_);
   links_.erase(link.token());
 }
 

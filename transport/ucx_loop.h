@@ -38,7 +38,7 @@ absl::Status UcxError(absl::string_view attempt, ucs_status_t status);
 // follows is little-endian too.
 enum class UcxMessageKind : unsigned {
   kHello = 1,   // sender -> receiver: UcxHello; payload: the sender's worker address
-  kAnswer = 2,  // receiver -> sender: code u8 (UcxAnswer)
+  kAnswer = 2,  // receiver -> sender: code u8 (UcxAnswer), the receiver's session token u64
   kFrame = 3,   // sender -> receiver: slot u32, frame header (64 bytes); payload: the frame's
   kCredit = 4,  // receiver -> sender: lane u8, slot u32
   kBye = 5,     // either way: this end closes
@@ -54,6 +54,8 @@ std::array<std::byte, kUcxHelloBytes> EncodeUcxHello(const UcxHello& hello);
 // DataLoss: another length. FailedPrecondition: another version.
 absl::StatusOr<UcxHello> DecodeUcxHello(absl::Span<const std::byte> bytes);
 
+// A receiver is greeted by the token in its offer. From its welcome on it listens to its session
+// token only, which it tells the one sender that it welcomed.
 enum class UcxAnswer : uint8_t { kWelcome = 1, kNoSuchReceiver = 2, kNotThisOffer = 3 };
 
 struct UcxMessage {
@@ -90,6 +92,9 @@ class UcxLink : public std::enable_shared_from_this<UcxLink> {
 
  protected:
   void SetConnected();
+  // Loop's thread. By which token messages other than a greeting are for this end; none at first.
+  void AcceptMessagesFor(uint64_t token) { message_token_ = token; }
+  void SendTo(uint64_t peer_token) { peer_token_ = peer_token; }
   void Wake() { signal_->Raise(); }
 
  private:
@@ -106,8 +111,10 @@ class UcxLink : public std::enable_shared_from_this<UcxLink> {
 
   // Loop's thread.
   ucp_ep_h endpoint_ = nullptr;
+  bool endpoint_failed_ = false;  // UCX said so: nothing can be sent any more
   ucp_mem_h registration_ = nullptr;
   uint64_t peer_token_ = 0;
+  uint64_t message_token_ = 0;
   size_t operations_ = 0;  // requests under way
   bool closing_ = false;
 };
@@ -131,6 +138,8 @@ class UcxLoop {
   // Any thread: messages for the link's token reach it from now on, also those that come before the
   // loop runs a command posted now.
   void Announce(std::shared_ptr<UcxLink> link);
+  // Loop's thread: the same for a second token.
+  void AddToken(const std::shared_ptr<UcxLink>& link, uint64_t token);
   // Registers an announced link's memory.
   absl::Status Open(const std::shared_ptr<UcxLink>& link);
   // Opens the way to the peer. The peer's end shows as the link's failure.
