@@ -22,7 +22,7 @@ struct ControlServiceOptions {
   int max_sessions = 256;        // and drafters; beyond: ResourceExhausted
   int max_tensor_reads = 64;     // streams at once
   size_t chunk_bytes = 1 << 20;  // of ReadTensor
-  GrpcLinkOptions link;
+  GrpcLinkOptions link = {};
 };
 
 class ControlService final : public v1::Control::CallbackService {

@@ -32,7 +32,7 @@ class PreparerFixture {
   struct Setup {
     bool add_bos = false;
     // The tiny model's own (ChatML) when absent, none when empty.
-    std::optional<std::string> chat_template;
+    std::optional<std::string> chat_template = std::nullopt;
     RequestPreparerOptions options = {};
   };
 
