@@ -10,6 +10,7 @@
 // Thread rule: immutable after Create; any number of threads may Render at once.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,9 +42,14 @@ struct ChatTemplateOptions {
 
 // What the probes found out about a template.
 struct ChatTemplateTraits {
-  bool takes_content_parts = false;    // content lists may reach it as lists
-  bool takes_string_content = true;    // content as plain text reaches the prompt
-  bool wants_argument_objects = true;  // tool_calls[].function.arguments as an object, not as text
+  // Content as text reaches the prompt. False for templates that only walk lists of parts.
+  bool takes_string_content = true;
+  // Roles whose content may reach the template as a list of parts; for the others the texts are
+  // joined.
+  std::vector<std::string> roles_with_parts;
+  // Whether tool_calls[].function.arguments goes in as an object (the template writes the JSON) or
+  // as JSON text (the template copies it).
+  bool wants_argument_objects = true;
 };
 
 class ChatTemplate {
@@ -66,6 +72,8 @@ class ChatTemplate {
 
   absl::StatusOr<std::vector<jinja::RenderedSpan>> RenderNormalised(
       const ChatInput& input, nlohmann::ordered_json messages) const;
+  // The text for these messages as they are, or nothing when the template fails.
+  std::optional<std::string> ProbeText(nlohmann::ordered_json messages) const;
   void Probe();
 
   jinja::Template template_;

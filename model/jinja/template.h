@@ -32,10 +32,10 @@ struct ParseOptions {
 };
 
 struct RenderOptions {
-  // One operation per evaluated node, per loop step, per list or dict element made, and per 16
-  // bytes of text produced or searched: a bound on time and, because every byte and every element
-  // is paid for, on memory too.
-  uint64_t max_operations = 20'000'000;
+  // One operation per evaluated node, per loop step, and per 16 bytes of text or of anything else
+  // that is produced or searched: a bound on time and on memory (about 160 MB with the default). A
+  // message costs a few hundred, so the default is enough for conversations of many thousands.
+  uint64_t max_operations = 10'000'000;
   // Nested evaluations: expressions, blocks and macro calls together.
   int max_depth = 500;
   // The rendered text, and any single string on the way to it.

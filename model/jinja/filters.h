@@ -1,0 +1,18 @@
+// Table entries of filters, shared by the two files that define them.
+#pragma once
+
+#include <string_view>
+
+#include "model/jinja/runtime.h"
+
+namespace layercake::model::jinja {
+
+struct NamedFilter {
+  std::string_view name;
+  Native native;
+};
+
+// A filter that works on sequences and mappings, or null.
+Native FindSequenceFilter(std::string_view name);
+
+}  // namespace layercake::model::jinja
