@@ -1,0 +1,234 @@
+// `layercake bench`: how fast a chain reads prompts and writes answers, by the number of parallel
+// streams, as its clients see it.
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "base/status_macros.h"
+#include "cli/chain_flags.h"
+#include "cli/chain_session.h"
+#include "cli/commands.h"
+#include "cli/exit_code.h"
+#include "cli/logging.h"
+#include "cli/model_path.h"
+#include "cli/server_flags.h"
+#include "nlohmann/json.hpp"
+
+namespace layercake::cli {
+namespace {
+
+struct BenchFlags {
+  std::string model;
+  ServerFlags server;
+  ChainFlags chain;
+  int npp = 128;
+  int ntg = 64;
+  std::vector<int> npl = {1, 2, 4, 8};
+  bool jsonl = false;
+};
+
+// One stream as its client saw it: when how many tokens arrived.
+struct Stream {
+  struct Arrival {
+    base::Instant when;
+    int tokens = 0;
+  };
+  std::vector<Arrival> arrivals;
+  absl::Status status;
+};
+
+struct Figures {
+  int streams = 0;
+  double prefill_seconds = 0;  // from the first question until every stream has its first token
+  double prefill_tokens_per_second = 0;
+  double decode_seconds = 0;  // from there to the last token
+  double decode_tokens_per_second = 0;
+  std::vector<double> busy;  // of each stage, of the whole time
+};
+
+v1::GenerateRequest MakeRequest(const BenchFlags& flags, int vocabulary, base::Random& random) {
+  v1::GenerateRequest request;
+  for (int i = 0; i < flags.npp; ++i) {
+    request.mutable_tokens()->add_ids(
+        static_cast<int32_t>(random.Below(static_cast<uint64_t>(vocabulary))));
+  }
+  request.mutable_sampling()->set_temperature(0);
+  request.set_max_tokens(flags.ntg);
+  request.set_ignore_end_of_generation(true);
+  request.set_use_prefix_cache(false);
+  return request;
+}
+
+void RunStream(const v1::GenerateRequest& request, InferenceClient& client,
+               const base::Clock& clock, Stream& stream) {
+  stream.status = client.Generate(request, [&](const v1::GenerateResponse& event) {
+    if (!event.has_delta() || event.delta().token_ids().empty()) return;
+    stream.arrivals.push_back({.when = clock.Now(), .tokens = event.delta().token_ids_size()});
+  });
+  if (stream.status.ok() && stream.arrivals.empty()) {
+    stream.status = absl::InternalError("an answer without any token");
+  }
+}
+
+Figures Summarise(const BenchFlags& flags, const std::vector<Stream>& streams,
+                  base::Instant started) {
+  base::Instant all_began = started;
+  base::Instant ended = started;
+  for (const Stream& stream : streams) {
+    all_began = std::max(all_began, stream.arrivals.front().when);
+    ended = std::max(ended, stream.arrivals.back().when);
+  }
+  int decoded = 0;
+  for (const Stream& stream : streams) {
+    for (const Stream::Arrival& arrival : stream.arrivals) {
+      if (arrival.when > all_began) decoded += arrival.tokens;
+    }
+  }
+  Figures figures;
+  figures.streams = static_cast<int>(streams.size());
+  figures.prefill_seconds = absl::ToDoubleSeconds(all_began - started);
+  figures.decode_seconds = absl::ToDoubleSeconds(ended - all_began);
+  figures.prefill_tokens_per_second =
+      static_cast<double>(streams.size()) * flags.npp / figures.prefill_seconds;
+  if (figures.decode_seconds > 0) {
+    figures.decode_tokens_per_second = decoded / figures.decode_seconds;
+  }
+  return figures;
+}
+
+absl::StatusOr<Figures> Measure(const BenchFlags& flags, int stream_count, int vocabulary,
+                                InferenceClient& client) {
+  const base::SystemClock clock;
+  base::SeededRandom random(static_cast<uint64_t>(stream_count));
+  std::vector<v1::GenerateRequest> requests;
+  for (int i = 0; i < stream_count; ++i) {
+    requests.push_back(MakeRequest(flags, vocabulary, random));
+  }
+  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse before, client.GetStatus());
+  std::vector<Stream> streams(requests.size());
+  const base::Instant started = clock.Now();
+  {
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      threads.emplace_back([&, i] { RunStream(requests[i], client, clock, streams[i]); });
+    }
+  }
+  const double seconds = absl::ToDoubleSeconds(clock.Now() - started);
+  for (const Stream& stream : streams) LC_RETURN_IF_ERROR(stream.status);
+  Figures figures = Summarise(flags, streams, started);
+  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse after, client.GetStatus());
+  for (int i = 0; i < std::min(before.stages_size(), after.stages_size()); ++i) {
+    const double busy = after.stages(i).busy_seconds() - before.stages(i).busy_seconds();
+    figures.busy.push_back(busy / seconds);
+  }
+  return figures;
+}
+
+void Print(const BenchFlags& flags, const v1::GetModelResponse& model, const Figures& figures) {
+  std::vector<std::string> busy;
+  for (const double share : figures.busy) busy.push_back(absl::StrFormat("%.0f%%", share * 100));
+  std::ostream& table = flags.jsonl ? std::cerr : std::cout;
+  table << absl::StrFormat("%7d  %9.1f  %9.1f  %9.2f  %9.2f  %s", figures.streams,
+                           figures.prefill_tokens_per_second, figures.decode_tokens_per_second,
+                           figures.prefill_seconds, figures.decode_seconds,
+                           absl::StrJoin(busy, " "))
+        << std::endl;
+  if (!flags.jsonl) return;
+  const nlohmann::ordered_json line = {
+      {"model", model.name()},
+      {"stages", figures.busy.size()},
+      {"streams", figures.streams},
+      {"prompt_tokens", flags.npp},
+      {"output_tokens", flags.ntg},
+      {"prefill_tokens_per_second", figures.prefill_tokens_per_second},
+      {"decode_tokens_per_second", figures.decode_tokens_per_second},
+      {"prefill_seconds", figures.prefill_seconds},
+      {"decode_seconds", figures.decode_seconds},
+      {"busy", figures.busy}};
+  std::cout << line.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace)
+            << std::endl;
+}
+
+absl::Status MeasureAll(const BenchFlags& flags, InferenceClient& client) {
+  LC_ASSIGN_OR_RETURN(const v1::GetModelResponse model, client.GetModel());
+  if (model.vocabulary_size() <= 0) {
+    return absl::FailedPreconditionError("the server does not say how large its vocabulary is");
+  }
+  // Memory is touched and threads are started by the first request.
+  BenchFlags warm_up = flags;
+  warm_up.ntg = std::min(flags.ntg, 4);
+  LC_RETURN_IF_ERROR(Measure(warm_up, 1, model.vocabulary_size(), client).status());
+  (flags.jsonl ? std::cerr : std::cout)
+      << model.name() << ", prompts of " << flags.npp << " tokens, answers of " << flags.ntg
+      << "; tokens/s over all streams\n"
+      << absl::StrFormat("%7s  %9s  %9s  %9s  %9s  %s\n", "streams", "prefill/s", "decode/s",
+                         "prefill s", "decode s", "busy share of each stage");
+  for (const int streams : flags.npl) {
+    LC_ASSIGN_OR_RETURN(const Figures figures,
+                        Measure(flags, streams, model.vocabulary_size(), client));
+    Print(flags, model, figures);
+  }
+  return absl::OkStatus();
+}
+
+int Fail(const absl::Status& status, int code) {
+  std::cerr << "layercake bench: " << status.message() << "\n";
+  return code;
+}
+
+int Bench(const BenchFlags& flags, const Environment& environment) {
+  SetUpLogging("layercake", flags.chain.log_level, environment);
+  ChainSessionOptions session;
+  if (!flags.server.server.empty()) {
+    session.server = WithDefaultPort(flags.server.server, kDefaultClientPort);
+    session.tls = flags.server.tls;
+  } else {
+    if (flags.model.empty()) {
+      return Fail(absl::InvalidArgumentError("name a MODEL, or a running server with --server"),
+                  kExitUsage);
+    }
+    const auto path = ResolveModelPath(flags.model, environment);
+    if (!path.ok()) return Fail(path.status(), kExitFailed);
+    auto chain = MakeChainOptions(flags.chain, *path, UsableCores());
+    if (!chain.ok()) return Fail(chain.status(), kExitUsage);
+    session.chain = *std::move(chain);
+  }
+  return RunOnChain(session, environment,
+                    {.run =
+                         [&](InferenceClient& client) {
+                           const absl::Status status = MeasureAll(flags, client);
+                           return status.ok() ? kExitOk : Fail(status, kExitFailed);
+                         },
+                     .interrupt = {},
+                     .stop = {}});
+}
+
+}  // namespace
+
+void AddBenchCommand(Program& program, const Environment& environment) {
+  auto flags = std::make_shared<BenchFlags>();
+  flags->chain.log_level = "warn";
+  flags->chain.coordinator.server.clients.address = "127.0.0.1:0";
+  flags->chain.coordinator.shutdown_grace = absl::ZeroDuration();
+  FlagTable& table =
+      program.Command("bench", "Measure prefill and decoding by the number of parallel streams",
+                      [flags, &environment] { return Bench(*flags, environment); });
+  table.Positional("MODEL", &flags->model, false,
+                   "A GGUF file, a folder with one, or hf:user/repo[:quant]; not with --server");
+  table.Integer("--npp", &flags->npp, 1, 1 << 20, "Tokens of each prompt (default 128)");
+  table.Integer("--ntg", &flags->ntg, 2, 1 << 20, "Tokens of each answer (default 64)");
+  table.IntegerList("--npl", &flags->npl, 1, 1024, "Parallel streams (default 1,2,4,8)");
+  table.Switch("--jsonl", &flags->jsonl, "JSON lines on standard output, the table on the other");
+  AddServerFlags(table, &flags->server, "Measure this running server, host:port");
+  AddChainFlags(table, &flags->chain);
+  AddLogFlag(table, &flags->chain.log_level);
+}
+
+}  // namespace layercake::cli

@@ -1,0 +1,108 @@
+#include "cli/chain_flags.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace layercake::cli {
+namespace {
+
+constexpr int kMaxStages = 1024;
+
+int RangesIn(const std::string& layers) {
+  if (layers.empty()) return 0;
+  return 1 + static_cast<int>(std::count(layers.begin(), layers.end(), ','));
+}
+
+}  // namespace
+
+void AddChainFlags(FlagTable& table, ChainFlags* flags) {
+  coordinator::CoordinatorProcessOptions* options = &flags->coordinator;
+  table.OptionalInteger("--stages", &flags->stages, 1, kMaxStages,
+                        "Stage workers, each with its own layers (default 1)");
+  table.List("--devices", &flags->devices, "Device of each stage, or one for all (default cpu)");
+  table.Text("--layers", &options->layers,
+             "Layers of each stage, as in 0-9,10-29 (default: balanced by bytes)");
+  table.Choice("--transport", &options->transport, {"auto", "local", "pinned_host", "ucx"},
+               "How activations travel between stages");
+  table.Integer("--threads", &flags->threads, 0, 4096,
+                "Threads of each worker (default: the cores, shared out)");
+  table.Integer("--context", &options->context_tokens, 0, 1 << 24,
+                "Tokens of one sequence, prompt and answer (default: the model's, at most 8192)");
+  table.Choice("--kv-type", &options->kv_type, {"f16", "f32"}, "Type of the KV cache");
+  table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
+                "Blocks of the KV cache (default: enough for four full contexts)");
+  table.Integer("--max-sequences", &options->max_sequences, 1, 65536, "Sequences running at once");
+  table.Integer("--max-rows", &options->max_rows, 1, 65536, "Rows of one micro-batch");
+  table.Integer("--prefill-rows", &options->prefill_rows, 1, 65536,
+                "Prompt rows of one micro-batch");
+  table.Integer("--max-in-flight", &options->max_in_flight, 0, 65536,
+                "Micro-batches in flight (default: the number of stages)");
+  table.Duration("--worker-wait", &options->worker_wait, "For all workers to dial in");
+  table.Duration("--load-silence", &options->load_silence,
+                 "A loading stage that makes no progress for so long has failed");
+  table.Duration("--connect-timeout", &options->connect_timeout, "For neighbours to connect");
+  table.Duration("--step-timeout", &options->step_timeout, "For one micro-batch on one stage");
+}
+
+void AddServingFlags(FlagTable& table, ChainFlags* flags) {
+  coordinator::CoordinatorProcessOptions* options = &flags->coordinator;
+  table.Text("--listen", &options->server.clients.address, "Address for clients, host:port");
+  table.ReadFromVariable("LAYERCAKE_GRPC_LISTEN");
+  table.Text("--model-name", &options->model_name, "Name that clients see");
+  table.Integer("--max-queued", &options->max_queued, 0, 1 << 20, "Requests waiting");
+  table.Integer("--max-output-tokens", &options->max_output_tokens, 0, 1 << 24,
+                "Ceiling of one answer (default: none)");
+  table.Duration("--shutdown-grace", &options->shutdown_grace,
+                 "For running requests when the server ends");
+  table.Text("--tls-certificate", &options->server.clients.tls.certificate,
+             "PEM file; with --tls-key and --tls-authority: mutual TLS");
+  table.Text("--tls-key", &options->server.clients.tls.key, "PEM file");
+  table.Text("--tls-authority", &options->server.clients.tls.authority,
+             "PEM file: who signs the clients' certificates");
+  table.Switch("--insecure", &options->server.clients.insecure,
+               "Listen beyond loopback without TLS: anybody who reaches the port may ask");
+}
+
+absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::string model_path,
+                                              int usable_cores) {
+  const int ranges = RangesIn(flags.coordinator.layers);
+  const int devices = static_cast<int>(flags.devices.size());
+  const int stages = flags.stages ? *flags.stages : std::max({1, ranges, devices});
+  if (ranges != 0 && ranges != stages) {
+    return absl::InvalidArgumentError(absl::StrCat("--layers ", flags.coordinator.layers, " gives ",
+                                                   ranges, " stages, but there ", "are ", stages,
+                                                   "; give as many ranges as stages"));
+  }
+  if (devices > 1 && devices != stages) {
+    return absl::InvalidArgumentError(absl::StrCat("--devices names ", devices, " devices for ",
+                                                   stages, " stages; give one, or one for each"));
+  }
+  if (flags.coordinator.transport == "local" && stages > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--transport local joins stages inside one process, but each of the ", stages,
+                     " stages is a process of its own; use pinned_host on one machine"));
+  }
+  ChainOptions options{.coordinator = flags.coordinator,
+                       .devices = flags.devices,
+                       .threads = flags.threads,
+                       .log_level = flags.log_level};
+  options.coordinator.model_path = std::move(model_path);
+  options.coordinator.stages = stages;
+  const std::string device = devices == 0 ? "cpu" : flags.devices.front();
+  if (devices <= 1) options.devices.assign(static_cast<size_t>(stages), device);
+  if (options.threads == 0) options.threads = std::max(1, usable_cores / stages);
+  return options;
+}
+
+int UsableCores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? std::max(1, CPU_COUNT(&cores)) : 1;
+}
+
+}  // namespace layercake::cli
