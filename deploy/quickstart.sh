@@ -59,7 +59,6 @@ clean_up() {
   rm -f "$log"
 }
 trap clean_up EXIT
-# A script's background children ignore Ctrl-C, so the trap passes it on.
 "$build/bin/layercake" serve "$model" --stages "$stages" --listen 127.0.0.1:0 --log-level warn \
   > "$log" &
 server_pid=$!

@@ -1,0 +1,391 @@
+#!/usr/bin/env python3
+"""The programs from outside, on tiny models: answers, exit codes, what happens when something dies.
+
+Run by ctest, one entry for each class; by hand:
+    LAYERCAKE_BIN=build/bin tests/programs_test.py [Class[.test]]"""
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TINY = ROOT / "tests/reference/goldens/tiny"
+MODEL = TINY / "llama_gqa5_bf16.gguf"  # 4 layers
+BIN = pathlib.Path(os.environ.get("LAYERCAKE_BIN", ROOT / "build/bin"))
+LAYERCAKE = str(BIN / "layercake")
+# Sanitized builds on a busy machine are slow; nothing here takes long when it works.
+PATIENCE = 120
+# What the issue promises when a worker dies.
+DEATH_SECONDS = 5
+
+
+def environment(**more):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("LAYERCAKE_")}
+    return {**kept, **more}
+
+
+def layercake(*arguments, stdin="", **more):
+    return subprocess.run([LAYERCAKE, *map(str, arguments)], input=stdin, capture_output=True,
+                          text=True, errors="surrogateescape", timeout=PATIENCE, env=environment(**more))
+
+
+def children_of(pid):
+    """pid -> command line of every child that is alive."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found[int(path.parent.name)] = [part.decode() for part in command if part]
+    return found
+
+
+def alive(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+class Server:
+    """`layercake serve` on a free port, ready to answer."""
+
+    def __init__(self, *arguments, model=MODEL, runtime=None):
+        more = {"XDG_RUNTIME_DIR": runtime} if runtime else {}
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [LAYERCAKE, "serve", str(model), "--listen", "127.0.0.1:0", *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=self.errors, env=environment(**more))
+        self.address = self.wait_for_address()
+        self.workers = children_of(self.process.pid)
+
+    def wait_for_address(self):
+        printed = b""
+        deadline = time.monotonic() + PATIENCE
+        while not (found := re.search(rb"gRPC on (\S+)\n", printed)):
+            ready, _, _ = select.select([self.process.stdout], [], [],
+                                        max(0, deadline - time.monotonic()))
+            more = os.read(self.process.stdout.fileno(), 4096) if ready else b""
+            if not more:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"serve did not start: {self.error_text()}")
+            printed += more
+        return found.group(1).decode()
+
+    def worker_of_stage(self, stage):
+        for pid, command in self.workers.items():
+            if command[command.index("--stage") + 1] == str(stage):
+                return pid
+        raise AssertionError(f"no worker of stage {stage} among {self.workers}")
+
+    def error_text(self):
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def end(self, number=signal.SIGINT):
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *ignored):
+        self.end()
+        self.errors.close()
+
+
+class Answers(unittest.TestCase):
+    def run_model(self, *arguments, model=MODEL, stdin=""):
+        result = layercake("run", model, *arguments, "--temperature", "0", stdin=stdin)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result
+
+    def test_any_number_of_stages_gives_the_same_text(self):
+        texts = {stages: self.run_model("the rain in the", "--raw", "--max-tokens", "24",
+                                        "--stages", stages).stdout for stages in (1, 2, 3)}
+        self.assertGreater(len(texts[1].strip()), 0)
+        self.assertEqual(texts[1], texts[2])
+        self.assertEqual(texts[1], texts[3])
+
+    def test_any_transport_and_cut_gives_the_same_text(self):
+        whole = self.run_model("the rain", "--raw", "--max-tokens", "12").stdout
+        for arguments in (["--transport", "pinned_host"], ["--transport", "ucx"],
+                          ["--layers", "0-0,1-3", "--kv-type", "f16"]):
+            cut = self.run_model("the rain", "--raw", "--max-tokens", "12", "--stages", "2",
+                                 *arguments).stdout
+            self.assertEqual(whole, cut, arguments)
+
+    def test_the_answer_alone_is_on_standard_output(self):
+        result = self.run_model("the", "--max-tokens", "5", "--seed", "1")
+        self.assertRegex(result.stderr, r"5 tokens.*tokens/s")
+        self.assertNotIn("tokens/s", result.stdout)
+
+    def test_a_conversation_from_a_pipe_keeps_its_history_until_clear(self):
+        first = self.run_model("--max-tokens", "8", stdin="the\n").stdout
+        both = self.run_model("--max-tokens", "8", stdin="the\nthe\n").stdout
+        cleared = self.run_model("--max-tokens", "8", stdin="the\n/clear\nthe\n/bye\nthe\n").stdout
+        self.assertTrue(both.startswith(first))
+        self.assertEqual(cleared, first + first)
+        self.assertNotEqual(both, cleared)
+
+
+    def test_ctrl_c_stops_the_answer_and_not_the_conversation(self):
+        client = subprocess.Popen(
+            [LAYERCAKE, "run", str(MODEL), "--raw", "--max-tokens", "480", "--temperature", "0"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment())
+        client.stdin.write(b"the rain\n")
+        client.stdin.flush()
+        self.assertNotEqual(client.stdout.read(1), b"")
+        worker = min(children_of(client.pid))
+        os.kill(worker, signal.SIGSTOP)  # the answer is not over before the signal comes
+        client.send_signal(signal.SIGINT)
+        printed = b""
+        while b"[stopped]" not in printed:
+            more = os.read(client.stderr.fileno(), 4096)
+            self.assertNotEqual(more, b"", printed)
+            printed += more
+        os.kill(worker, signal.SIGCONT)
+        client.stdin.write(b"the\n/bye\n")
+        client.stdin.flush()
+        _, errors = client.communicate(timeout=PATIENCE)
+        self.assertEqual(client.returncode, 0, errors)
+        self.assertIn(b"tokens/s", errors)  # the second answer
+
+
+class ExitCodes(unittest.TestCase):
+    def test_usage(self):
+        for arguments in ([], ["bake"], ["serve"], ["serve", MODEL, "--stages", "0"],
+                          ["serve", MODEL, "--stages", "2", "--transport", "local"],
+                          ["serve", MODEL, "--stages", "2", "--layers", "0-3"],
+                          ["serve", MODEL, "--stages", "3", "--devices", "cpu,cpu"], ["run"]):
+            result = layercake(*arguments)
+            self.assertEqual(result.returncode, 2, (arguments, result.stderr))
+            self.assertNotEqual(result.stderr, "")
+
+    def test_version_and_help(self):
+        for arguments in (["--version"], ["--help"], ["serve", "--help"]):
+            result = layercake(*arguments)
+            self.assertEqual(result.returncode, 0)
+            self.assertNotEqual(result.stdout, "")
+        for binary in ("layercake-coordinator", "layercake-worker"):
+            result = subprocess.run([BIN / binary, "--version"], capture_output=True, text=True,
+                                    timeout=PATIENCE)
+            self.assertEqual((result.returncode, result.stdout.split()[0]), (0, binary))
+
+    def test_a_bad_file_gives_one_line_and_code_1(self):
+        whole = MODEL.read_bytes()
+        with tempfile.TemporaryDirectory() as folder:
+            bad = pathlib.Path(folder) / "bad.gguf"
+            for content in (b"", b"not a model at all", whole[:1000], whole[:-500]):
+                bad.write_bytes(content)
+                result = layercake("inspect", bad)
+                self.assertEqual(result.returncode, 1, len(content))
+                self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+                for command in ("serve", "run"):
+                    arguments = ["--listen", "127.0.0.1:0"] if command == "serve" else ["hello"]
+                    result = layercake(command, bad, *arguments)
+                    self.assertEqual(result.returncode, 1, (command, len(content), result.stderr))
+                    self.assertIn("bad.gguf", result.stderr)
+
+    def test_more_stages_than_layers_fails_before_anything_loads(self):
+        result = layercake("serve", MODEL, "--stages", "5", "--listen", "127.0.0.1:0")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertNotIn("loaded", result.stderr)
+
+    def test_an_absent_model_and_an_absent_server(self):
+        result = layercake("run", "no/such", "hello")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("hf:no/such", result.stderr)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        result = layercake("status", "--server", address)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(address, result.stderr)
+
+
+class Files(unittest.TestCase):
+    def test_inspect_prints_text_and_json(self):
+        text = layercake("inspect", MODEL)
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assertIn("llama", text.stdout)
+        found = layercake("inspect", MODEL, "--json")
+        self.assertEqual(found.returncode, 0, found.stderr)
+        self.assertIsInstance(json.loads(found.stdout), dict)
+
+    def test_tokenize_reads_standard_input(self):
+        ids = layercake("tokenize", MODEL, "--ids", "--no-bos", "-", stdin="the rain")
+        self.assertEqual(ids.returncode, 0, ids.stderr)
+        listed = layercake("tokenize", MODEL, "--no-bos", stdin="the rain")
+        pieces = [line.split("\t") for line in listed.stdout.splitlines()]
+        self.assertEqual([piece[0] for piece in pieces], ids.stdout.split())
+        self.assertEqual("".join(json.loads(piece[1]) for piece in pieces), "the rain")
+        plain = layercake("tokenize", MODEL, "--ids", "--no-bos", stdin="<|im_end|>").stdout.split()
+        special = layercake("tokenize", MODEL, "--ids", "--no-bos", "--special",
+                            stdin="<|im_end|>").stdout
+        self.assertGreater(len(plain), 1)
+        self.assertEqual(len(special.split()), 1)
+        self.assertEqual(layercake("tokenize", MODEL, stdin=os.fsdecode(b"\xff")).returncode, 1)
+
+    def test_the_only_model_of_a_folder_is_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "m.gguf").symlink_to(MODEL)
+            self.assertEqual(layercake("tokenize", folder, "--ids", stdin="a").returncode, 0)
+
+
+class Serving(unittest.TestCase):
+    def test_answers_status_and_a_clean_end(self):
+        with tempfile.TemporaryDirectory() as runtime:
+            os.chmod(runtime, 0o700)
+            server = Server("--stages", "3", runtime=runtime)
+            self.assertEqual(len(server.workers), 3)
+            answer = layercake("run", "--server", server.address, "--temperature", "0", "--raw",
+                               "--max-tokens", "24", "the rain in the")
+            alone = layercake("run", MODEL, "--temperature", "0", "--raw", "--max-tokens", "24",
+                              "the rain in the")
+            self.assertEqual(answer.stdout, alone.stdout)
+            status = layercake("status", "--server", server.address)
+            self.assertEqual(status.returncode, 0, status.stderr)
+            self.assertIn("serving", status.stdout)
+            self.assertEqual(len(re.findall(r"^ +\d  ", status.stdout, re.M)), 3, status.stdout)
+            self.assertEqual(server.end(signal.SIGINT), 130, server.error_text())
+            for pid in server.workers:
+                self.assertFalse(alive(pid))
+            self.assertEqual(list(pathlib.Path(runtime).rglob("*.sock")), [])
+            server.errors.close()
+
+    def test_sigterm_ends_with_code_0(self):
+        server = Server("--stages", "2")
+        self.assertEqual(server.end(signal.SIGTERM), 0, server.error_text())
+        server.errors.close()
+
+    def test_a_second_server_on_a_port_fails_before_it_loads(self):
+        with Server() as server:
+            second = layercake("serve", MODEL, "--listen", server.address)
+            self.assertEqual(second.returncode, 1)
+            self.assertIn(server.address.rpartition(":")[2], second.stderr)
+            self.assertNotIn("loaded", second.stderr)
+
+    def test_kubernetes_variables_do_no_harm(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = layercake("run", MODEL, "the", "--max-tokens", "2", LAYERCAKE_TEMPERATURE="0",
+                               LAYERCAKE_PORT="tcp://10.0.0.1:9180", XDG_CACHE_HOME=folder,
+                               LAYERCAKE_SERVICE_HOST="10.0.0.1", LAYERCAKE_SERVICE_PORT="9180")
+            self.assertEqual(result.returncode, 0, result.stderr)
+
+
+class Deaths(unittest.TestCase):
+    def test_a_killed_worker_ends_requests_and_the_server(self):
+        for stage in (0, 2):
+            with self.subTest(stage=stage):
+                self.kill_worker(stage)
+
+    def kill_worker(self, stage):
+        server = Server("--stages", "3")
+        client = subprocess.Popen(
+            [LAYERCAKE, "run", "--server", server.address, "--raw", "--max-tokens", "480",
+             "--temperature", "0", "the"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment())
+        self.assertNotEqual(client.stdout.read(1), b"")  # it is being answered
+        os.kill(server.worker_of_stage(1), signal.SIGSTOP)  # and goes on being answered
+        victim = server.worker_of_stage(stage)
+        killed = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        _, client_errors = client.communicate(timeout=PATIENCE)
+        client_seconds = time.monotonic() - killed
+        code = server.process.wait(PATIENCE)
+        seconds = time.monotonic() - killed
+        errors = server.error_text()
+        self.assertEqual(code, 1, errors)
+        self.assertIn(f"stage {stage} (pid {victim}) ended: signal 9", errors)
+        self.assertEqual(client.returncode, 1, client_errors)
+        self.assertIn(b"stage", client_errors)
+        self.assertLess(client_seconds, DEATH_SECONDS)
+        self.assertLess(seconds, DEATH_SECONDS)
+        for pid in server.workers:
+            self.assertFalse(alive(pid))
+        server.end()
+        server.errors.close()
+
+    def test_workers_end_with_a_killed_server(self):
+        server = Server("--stages", "2")
+        server.process.kill()
+        deadline = time.monotonic() + PATIENCE
+        while any(alive(pid) for pid in server.workers):
+            self.assertLess(time.monotonic(), deadline, "workers outlive their server")
+        server.end()
+        server.errors.close()
+
+    def test_ctrl_c_stops_an_answer(self):
+        client = subprocess.Popen(
+            [LAYERCAKE, "run", str(MODEL), "--raw", "--max-tokens", "480", "--temperature", "0",
+             "the"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment())
+        self.assertNotEqual(client.stdout.read(1), b"")
+        workers = children_of(client.pid)
+        self.assertEqual(len(workers), 1)
+        os.kill(min(workers), signal.SIGSTOP)  # the answer is not over before the signal comes
+        client.send_signal(signal.SIGINT)
+        _, errors = client.communicate(timeout=PATIENCE)
+        self.assertEqual(client.returncode, 130, errors)
+        for pid in workers:
+            self.assertFalse(alive(pid))
+
+
+class Bench(unittest.TestCase):
+    def test_prints_a_line_for_each_number_of_streams(self):
+        result = layercake("bench", MODEL, "--stages", "2", "--npp", "16", "--ntg", "8", "--npl",
+                           "1,3", "--jsonl")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([line["streams"] for line in lines], [1, 3])
+        for line in lines:
+            self.assertGreater(line["prefill_tokens_per_second"], 0)
+            self.assertGreater(line["decode_tokens_per_second"], 0)
+            self.assertEqual(len(line["busy"]), 2)
+        self.assertIn("decode/s", result.stderr)
+
+
+class PythonClient(unittest.TestCase):
+    SKIPPED = 77  # tests/CMakeLists.txt: SKIP_RETURN_CODE
+
+    def test_streams_an_answer(self):
+        python = pathlib.Path(os.environ.get("LAYERCAKE_PYTHON_ENVIRONMENT", "")) / "bin/python"
+        usable = python.is_file() and subprocess.run(
+            [python, "-c", "import grpc, grpc_tools"], capture_output=True).returncode == 0
+        if not usable:
+            print(f"SKIPPED: no grpcio in {python} (tests/run.sh installs it from PyPI)")
+            sys.stdout.flush()
+            os._exit(self.SKIPPED)
+        with Server("--stages", "2") as server:
+            answer = subprocess.run(
+                [python, ROOT / "clients/python/ask.py", "--server", server.address, "--raw",
+                 "--temperature", "0", "--max-tokens", "12", "the rain"],
+                capture_output=True, text=True, timeout=PATIENCE)
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            ours = layercake("run", "--server", server.address, "--raw", "--temperature", "0",
+                             "--max-tokens", "12", "the rain")
+            self.assertEqual(answer.stdout, ours.stdout)
+            self.assertRegex(answer.stderr, r"12 tokens, length")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
