@@ -307,8 +307,7 @@ void Worker::OnFetched(absl::StatusOr<std::unique_ptr<LoadedModel>> loaded) {
   fetching_ = false;
   if (state_ != State::kLoading) return;
   if (!loaded.ok()) {
-    Fail(absl::Status(loaded.status().code(), absl::StrCat("stage ", assignment_.stage(), ": ",
-                                                           loaded.status().message())));
+    FailStage(loaded.status());
     return;
   }
   CancelTimer(progress_timer_);
@@ -328,7 +327,7 @@ void Worker::BuildWeights() {
   const absl::StatusOr<bool> done = builder_->Step();
   absl::Status status = done.status();
   if (status.ok() && *done) {
-    status = MakeStage();
+    MakeStage();
   } else if (status.ok()) {
     // One tensor per task: heartbeats come in between.
     if (!environment_.executor->Post([this, alive = alive_] {
@@ -337,20 +336,49 @@ void Worker::BuildWeights() {
       status = absl::ResourceExhaustedError("the step thread's queue is full");
     }
   }
-  if (!status.ok()) {
-    Fail(absl::Status(status.code(),
-                      absl::StrCat("stage ", assignment_.stage(), ": ", status.message())));
-  }
+  if (!status.ok()) FailStage(status);
 }
 
-absl::Status Worker::MakeStage() {
+void Worker::MakeStage() {
   const kernels::KvType kv_type = assignment_.kv_type() == v1::KV_CACHE_TYPE_F32
                                       ? kernels::KvType::kF32
                                       : kernels::KvType::kF16;
-  LC_ASSIGN_OR_RETURN(stage_,
-                      Stage::Create(*environment_.device, *environment_.ops, loaded_->config,
-                                    builder_->Take(), loaded_->limits, kv_type));
+  struct Making {
+    model::ModelConfig config;
+    StageLimits limits;
+    StageWeights weights;
+    std::unique_ptr<Stage> stage;
+  };
+  // Shared by the two halves of one piece of work.
+  auto making = std::make_shared<Making>();
+  making->config = loaded_->config;
+  making->limits = loaded_->limits;
+  making->weights = builder_->Take();
   builder_.reset();
+  making_stage_ = true;
+  // As work of the device, because making gigabytes of memory ready takes seconds on a CPU, and
+  // heartbeats must go on.
+  environment_.device->Submit(
+      [making, kv_type, device = environment_.device, ops = environment_.ops]() -> absl::Status {
+        LC_ASSIGN_OR_RETURN(making->stage,
+                            Stage::Create(*device, *ops, making->config, std::move(making->weights),
+                                          making->limits, kv_type));
+        return absl::OkStatus();
+      },
+      [this, alive = alive_, making](absl::Status status) {
+        if (!*alive) return;
+        making_stage_ = false;
+        if (state_ != State::kLoading) {
+          TryEnd();
+          return;
+        }
+        if (status.ok()) status = OnStageMade(std::move(making->stage));
+        if (!status.ok()) FailStage(status);
+      });
+}
+
+absl::Status Worker::OnStageMade(std::unique_ptr<Stage> stage) {
+  stage_ = std::move(stage);
   state_ = State::kConnecting;
   if (!loaded_->limits.first()) LC_RETURN_IF_ERROR(OfferUpstream());
   if (pending_offer_.has_value()) {
@@ -539,6 +567,11 @@ void Worker::Fail(absl::Status status) {
   SayFarewell(std::move(status), message);
 }
 
+void Worker::FailStage(const absl::Status& status) {
+  Fail(absl::Status(status.code(),
+                    absl::StrCat("stage ", assignment_.stage(), ": ", status.message())));
+}
+
 void Worker::RequestStop(absl::string_view reason) {
   if (state_ == State::kOver) return;
   if (state_ == State::kFarewell) {  // asked again: no more politeness
@@ -574,7 +607,7 @@ void Worker::SayFarewell(absl::Status status, const v1::FromWorker& last_words) 
   } else {
     farewell_over_ = true;
   }
-  if (loop_ != nullptr && !loop_->drained()) {
+  if (!Drained()) {
     drain_timer_ = environment_.timers->At(environment_.clock->Now() + options_.drain, [this] {
       drain_timer_ = base::TimerId::kNone;
       device_stuck_ = true;
@@ -589,10 +622,10 @@ void Worker::SayFarewell(absl::Status status, const v1::FromWorker& last_words) 
   }
 }
 
+bool Worker::Drained() const { return !making_stage_ && (loop_ == nullptr || loop_->drained()); }
+
 void Worker::TryEnd() {
-  if (state_ != State::kFarewell || !farewell_over_) return;
-  if (loop_ != nullptr && !loop_->drained()) return;
-  End();
+  if (state_ == State::kFarewell && farewell_over_ && Drained()) End();
 }
 
 void Worker::End() {

@@ -122,7 +122,8 @@ class Worker {
                                                            LoadState& state);
   void OnFetched(absl::StatusOr<std::unique_ptr<LoadedModel>> loaded);
   void BuildWeights();
-  absl::Status MakeStage();
+  void MakeStage();
+  absl::Status OnStageMade(std::unique_ptr<Stage> stage);
 
   // Channels.
   NeighbourOptions MakeNeighbourOptions() const;
@@ -139,7 +140,9 @@ class Worker {
 
   // The end.
   void Fail(absl::Status status);
+  void FailStage(const absl::Status& status);  // names the stage
   void SayFarewell(absl::Status status, const v1::FromWorker& last_words);
+  bool Drained() const;
   void TryEnd();
   void End();
   base::TimerId After(absl::Duration delay, void (Worker::*then)());
@@ -166,6 +169,7 @@ class Worker {
   v1::Assignment assignment_;
   std::shared_ptr<LoadState> load_state_;  // see LoadState
   bool fetching_ = false;                  // the loading thread has work of ours
+  bool making_stage_ = false;              // the device has
   uint64_t reported_bytes_ = 0;
   base::Instant last_load_progress_;
   std::unique_ptr<LoadedModel> loaded_;

@@ -1,0 +1,83 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+#include "stage_worker/plan_check.h"
+#include "stage_worker/plan_fuzz.h"
+
+namespace layercake::stage_worker {
+namespace {
+
+void CheckPromises(const StepPlan& step, const StageLimits& limits) {
+  const auto rows = static_cast<size_t>(step.rows());
+  LC_CHECK(step.rows() <= limits.max_rows, "rows ", rows);
+  LC_CHECK(step.kv_positions.size() == rows && step.rope_positions.size() == rows &&
+               step.table_index.size() == rows,
+           "arrays of another length");
+  std::set<std::pair<int32_t, int32_t>> written;
+  for (size_t row = 0; row < rows; ++row) {
+    const auto table = static_cast<size_t>(step.table_index[row]);
+    LC_CHECK(table < step.sequences.size(), "table ", table);
+    const std::vector<int32_t>& blocks = step.sequences[table].blocks;
+    const int32_t position = step.kv_positions[row];
+    LC_CHECK(step.tokens[row] >= 0 && step.tokens[row] < limits.vocabulary, "token");
+    LC_CHECK(position >= 0 && position < limits.context_tokens, "position ", position);
+    LC_CHECK(step.rope_positions[row] >= 0, "rope position");
+    const auto index = static_cast<size_t>(position / limits.kv_block_tokens);
+    LC_CHECK(index < blocks.size(), "block index ", index);
+    LC_CHECK(written.insert({blocks[index], position % limits.kv_block_tokens}).second,
+             "two rows write one place");
+  }
+  int next_row = 0;
+  for (const StepSequence& sequence : step.sequences) {
+    LC_CHECK(sequence.first_row == next_row && sequence.row_count > 0, "rows of a sequence");
+    LC_CHECK(sequence.sampled_rows >= 0 && sequence.sampled_rows <= sequence.row_count, "sampled");
+    next_row += sequence.row_count;
+    for (const int32_t block : sequence.blocks) {
+      LC_CHECK(block >= 0 && block < limits.kv_blocks, "block ", block);
+    }
+    for (const kernels::SeenToken& seen : sequence.seen) {
+      LC_CHECK(seen.token >= 0 && seen.token < limits.vocabulary, "seen token");
+    }
+  }
+  LC_CHECK(next_row == step.rows(), "rows without a sequence");
+}
+
+}  // namespace
+
+void RunPlanFuzz(const uint8_t* bytes, size_t size) {
+  const StageLimits limits = {.term = 7,
+                              .epoch = 3,
+                              .stage = 0,
+                              .stage_count = 1,
+                              .layer_first = 0,
+                              .layer_end = 1,
+                              .kv_blocks = 16,
+                              .kv_block_tokens = 4,
+                              .max_rows = 12,
+                              .max_sequences = 4,
+                              .context_tokens = 32,
+                              .max_in_flight = 2,
+                              .vocabulary = 100};
+  SequenceTable table;
+  uint64_t step = 0;
+  for (size_t at = 0; at < size;) {
+    const size_t length = std::min<size_t>(bytes[at], size - at - 1);
+    v1::MicroBatchPlan plan;
+    const bool parsed = plan.ParseFromArray(bytes + at + 1, static_cast<int>(length));
+    at += 1 + length;
+    if (!parsed) continue;
+    // Most inputs would end at these three.
+    plan.set_term(limits.term);
+    plan.set_epoch(limits.epoch);
+    plan.set_step(step + 1);
+    const absl::StatusOr<StepPlan> admitted = AdmitPlan(plan, limits, step, table);
+    if (!admitted.ok()) continue;
+    ++step;
+    CheckPromises(*admitted, limits);
+    LC_CHECK(table.size() <= static_cast<size_t>(limits.max_sequences), "sequences ", table.size());
+  }
+}
+
+}  // namespace layercake::stage_worker

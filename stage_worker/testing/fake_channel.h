@@ -1,0 +1,115 @@
+// Both ends of a channel in a test that owns time: frames lie where the test can see, hold back and
+// change them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "transport/channel.h"
+
+namespace layercake::stage_worker::testing {
+
+// What both ends share. Frames that were committed wait in `sent` until Deliver.
+struct FakeRing {
+  struct LaneState {
+    std::vector<std::vector<std::byte>> slots;
+    std::deque<uint32_t> free;
+    std::deque<transport::ReceivedFrame> sent;
+    std::deque<transport::ReceivedFrame> arrived;
+    uint64_t committed = 0;
+    uint64_t released = 0;
+  };
+  std::array<LaneState, transport::kLaneCount> lanes;
+  absl::Status status;
+  bool hold = false;  // frames stay in `sent` until the test delivers them
+
+  FakeRing(uint32_t plan_slots, uint32_t plan_bytes, uint32_t activation_slots,
+           uint32_t activation_bytes) {
+    Fill(lane(transport::Lane::kPlan), plan_slots, plan_bytes);
+    Fill(lane(transport::Lane::kActivation), activation_slots, activation_bytes);
+  }
+  LaneState& lane(transport::Lane which) { return lanes[static_cast<size_t>(which)]; }
+  void Deliver(transport::Lane which) {
+    LaneState& state = lane(which);
+    if (state.sent.empty()) return;
+    state.arrived.push_back(state.sent.front());
+    state.sent.pop_front();
+  }
+  static void Fill(LaneState& state, uint32_t count, uint32_t bytes) {
+    for (uint32_t i = 0; i < count; ++i) {
+      state.slots.emplace_back(bytes);
+      state.free.push_back(i);
+    }
+  }
+};
+
+class FakeSender final : public transport::ChannelSender {
+ public:
+  explicit FakeSender(FakeRing& ring) : ring_(ring) {}
+  transport::TransportKind kind() const override { return transport::TransportKind::kLocal; }
+  bool connected() const override { return true; }
+  absl::Status status() const override { return ring_.status; }
+  absl::StatusOr<std::optional<transport::SendSlot>> Acquire(transport::Lane lane) override {
+    if (!ring_.status.ok()) return ring_.status;
+    FakeRing::LaneState& state = ring_.lane(lane);
+    if (state.free.empty()) return std::optional<transport::SendSlot>();
+    const uint32_t index = state.free.front();
+    state.free.pop_front();
+    return transport::SendSlot{.lane = lane,
+                               .index = index,
+                               .memory = {state.slots[index].data(), state.slots[index].size()}};
+  }
+  absl::Status Commit(const transport::SendSlot& slot,
+                      const transport::OutgoingFrame& frame) override {
+    FakeRing::LaneState& state = ring_.lane(slot.lane);
+    transport::ReceivedFrame received;
+    received.header.kind = frame.kind;
+    received.header.lane = slot.lane;
+    received.header.step = frame.step;
+    received.header.sequence = state.committed++;
+    received.header.section_bytes = frame.section_bytes;
+    received.header.payload_bytes = frame.payload_bytes;
+    received.slot = slot.index;
+    received.payload = {slot.memory.address, frame.payload_bytes};
+    state.sent.push_back(received);
+    if (!ring_.hold) ring_.Deliver(slot.lane);
+    return absl::OkStatus();
+  }
+
+ private:
+  FakeRing& ring_;
+};
+
+class FakeReceiver final : public transport::ChannelReceiver {
+ public:
+  explicit FakeReceiver(FakeRing& ring) : ring_(ring) {}
+  transport::TransportKind kind() const override { return transport::TransportKind::kLocal; }
+  std::string offer() const override { return {}; }
+  bool connected() const override { return true; }
+  absl::Status status() const override { return ring_.status; }
+  absl::StatusOr<std::optional<transport::ReceivedFrame>> Poll(transport::Lane lane) override {
+    if (!ring_.status.ok()) return ring_.status;
+    FakeRing::LaneState& state = ring_.lane(lane);
+    if (state.arrived.empty()) return std::optional<transport::ReceivedFrame>();
+    const transport::ReceivedFrame frame = state.arrived.front();
+    state.arrived.pop_front();
+    return std::optional<transport::ReceivedFrame>(frame);
+  }
+  absl::Status Release(transport::Lane lane, uint32_t slot) override {
+    FakeRing::LaneState& state = ring_.lane(lane);
+    ++state.released;
+    // What is read after Release must show.
+    std::fill(state.slots[slot].begin(), state.slots[slot].end(), std::byte{0xff});
+    state.free.push_back(slot);
+    return absl::OkStatus();
+  }
+
+ private:
+  FakeRing& ring_;
+};
+
+}  // namespace layercake::stage_worker::testing
