@@ -90,7 +90,8 @@ struct Rope {
   float magnitude = 1.0f;
 };
 
-// The rows of one step. Arrays are (rows) long unless said. The caller has checked every index:
+// The rows of one step. Arrays are (rows) long unless said, and stay valid until the step's last
+// operation. The caller has checked every index:
 // block ids against the cache, kv_position against its table's length.
 struct StepRows {
   int rows = 0;

@@ -79,26 +79,37 @@ inline __m128i LeadingWords(const uint8_t* const* blocks) {
 
 // Rows whose blocks start with one f16 scale.
 inline void HalfScales(const uint8_t* row, int64_t bytes, int64_t groups, float* scales) {
-  for (int64_t g = 0; g < groups; g += 8) {
+  int64_t g = 0;
+  for (; g + 8 <= groups; g += 8) {
+    _mm256_storeu_ps(scales + g, LeadingHalves(EightBlocks(row + g * bytes, bytes, 8)));
+  }
+  if (g < groups) {
     const __m256 d = LeadingHalves(EightBlocks(row + g * bytes, bytes, groups - g));
     _mm256_storeu_ps(scales + g, _mm256_and_ps(d, FirstLanes(groups - g)));
   }
 }
 
+inline void SplitHalves(const EightBlocks& blocks, __m256 lanes, float* scales, float* minima) {
+  const __m128i first = LeadingWords(blocks.at);
+  const __m128i second = LeadingWords(blocks.at + 4);
+  const __m128i low_half = _mm_set1_epi32(0xFFFF);
+  const __m128i d =
+      _mm_packus_epi32(_mm_and_si128(first, low_half), _mm_and_si128(second, low_half));
+  const __m128i m = _mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16));
+  _mm256_storeu_ps(scales, _mm256_and_ps(_mm256_cvtph_ps(d), lanes));
+  _mm256_storeu_ps(minima, _mm256_and_ps(_mm256_cvtph_ps(m), lanes));
+}
+
 // Rows whose blocks start with an f16 scale and an f16 minimum.
 inline void HalfScalesAndMinima(const uint8_t* row, int64_t bytes, int64_t groups, float* scales,
                                 float* minima) {
-  for (int64_t g = 0; g < groups; g += 8) {
-    const EightBlocks blocks(row + g * bytes, bytes, groups - g);
-    const __m128i first = LeadingWords(blocks.at);
-    const __m128i second = LeadingWords(blocks.at + 4);
-    const __m128i low_half = _mm_set1_epi32(0xFFFF);
-    const __m128i d =
-        _mm_packus_epi32(_mm_and_si128(first, low_half), _mm_and_si128(second, low_half));
-    const __m128i m = _mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16));
-    const __m256 lanes = FirstLanes(groups - g);
-    _mm256_storeu_ps(scales + g, _mm256_and_ps(_mm256_cvtph_ps(d), lanes));
-    _mm256_storeu_ps(minima + g, _mm256_and_ps(_mm256_cvtph_ps(m), lanes));
+  int64_t g = 0;
+  for (; g + 8 <= groups; g += 8) {
+    SplitHalves(EightBlocks(row + g * bytes, bytes, 8), FirstLanes(8), scales + g, minima + g);
+  }
+  if (g < groups) {
+    SplitHalves(EightBlocks(row + g * bytes, bytes, groups - g), FirstLanes(groups - g), scales + g,
+                minima + g);
   }
 }
 
@@ -260,6 +271,7 @@ struct FormatMxfp4 {
 // of `first`, 8 to 15 in both of `second`.
 struct GroupScales {
   __m256i first, second;
+  GroupScales() = default;
   explicit GroupScales(__m128i bytes) {
     const __m256i wide = _mm256_cvtepi8_epi16(bytes);
     first = _mm256_permute2x128_si256(wide, wide, 0x00);

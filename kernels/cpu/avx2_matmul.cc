@@ -111,7 +111,9 @@ void DotRows(const MatmulArgs& args, int64_t n) {
     acc[i] = _mm256_setzero_ps();
   }
   for (int64_t g = 0; g < groups; g += F::kGroups) {
-    const Shared shared[2] = {F::Prepare(blocks[0]), F::Prepare(blocks[kRows - 1])};
+    Shared shared[kRows];
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) shared[i] = F::Prepare(blocks[i]);
     AddBlock<F, kRows, 0>(blocks, shared, a.ints + kGroup * g, scales, g, acc);
     for (int i = 0; i < kRows; ++i) blocks[i] += F::kBytes;
   }
@@ -213,7 +215,9 @@ template <class F>
 void MatmulQuantized(const MatmulArgs& args) {
   int64_t n = args.n_begin;
   if (args.rows == 1) {
-    for (; n + 2 <= args.n_end; n += 2) DotRows<F, 2>(args, n);
+    // Four rows share the loads of the activations; the formats that take more registers, two.
+    constexpr int kRows = F::kGroups == 1 ? 4 : 2;
+    for (; n + kRows <= args.n_end; n += kRows) DotRows<F, kRows>(args, n);
     for (; n < args.n_end; ++n) DotRows<F, 1>(args, n);
     return;
   }

@@ -37,9 +37,10 @@ CpuDevice::CpuDevice(const CpuDeviceOptions& options, base::Executor& on_done)
 
 CpuDevice::~CpuDevice() {
   {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
+  changed_.notify_one();
   thread_.join();
 }
 
@@ -50,8 +51,11 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> CpuDevice::Allocate(size_t bytes) 
 }
 
 void CpuDevice::Submit(Work work, Done done) {
-  absl::MutexLock lock(&mutex_);
-  queue_.push_back({std::move(work), std::move(done)});
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back({std::move(work), std::move(done)});
+  }
+  changed_.notify_one();
 }
 
 absl::Status CpuDevice::CopyIn(const std::byte* host, Buffer device, size_t bytes) {
@@ -75,10 +79,8 @@ void CpuDevice::Loop() {
     Item item;
     bool run = false;
     {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(
-          +[](CpuDevice* self) ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->HasItemOrStops(); },
-          this));
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
       item = std::move(queue_.front());
       queue_.pop_front();

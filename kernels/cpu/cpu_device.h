@@ -4,11 +4,10 @@
 #include <condition_variable>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/device.h"
 
@@ -39,16 +38,15 @@ class CpuDevice final : public Device {
   };
 
   void Loop();
-  bool HasItemOrStops() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !queue_.empty();
-  }
   void Finish(Done done, absl::Status status);
 
   base::Executor& on_done_;
   ThreadPool pool_;
-  absl::Mutex mutex_;
-  std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // Standard ones: ThreadSanitizer does not see through the distribution's Abseil.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> queue_;  // guarded by mutex_, like the next
+  bool stopping_ = false;
   std::thread thread_;
 };
 

@@ -5,9 +5,9 @@
 
 #include <atomic>
 #include <numeric>
+#include <semaphore>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "kernels/cpu/kernels_test_support.h"
 
 namespace layercake::kernels {
@@ -88,7 +88,7 @@ TEST(CpuDevice, RunsWorkInOrderAndPostsCompletionsThroughTheExecutor) {
 
 TEST(CpuDevice, FinishesTheRunningWorkAndCancelsTheRestWhenDestroyed) {
   CollectingExecutor executor;
-  absl::Notification begun, go;
+  std::binary_semaphore begun(0), go(0);
   std::vector<absl::StatusCode> codes;
   bool second_ran = false;
   {
@@ -96,12 +96,12 @@ TEST(CpuDevice, FinishesTheRunningWorkAndCancelsTheRestWhenDestroyed) {
     const auto record = [&codes](absl::Status status) { codes.push_back(status.code()); };
     device->Submit(
         [&] {
-          begun.Notify();
-          go.WaitForNotification();
+          begun.release();
+          go.acquire();
           return absl::OkStatus();
         },
         record);
-    begun.WaitForNotification();
+    begun.acquire();
     device->Submit(
         [&] {
           second_ran = true;
@@ -109,7 +109,7 @@ TEST(CpuDevice, FinishesTheRunningWorkAndCancelsTheRestWhenDestroyed) {
         },
         record);
     // The destructor must run while the first work does; it lets it go on from another thread.
-    std::thread opener([&] { go.Notify(); });
+    std::thread opener([&] { go.release(); });
     device.reset();
     opener.join();
   }

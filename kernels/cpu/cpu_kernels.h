@@ -38,8 +38,8 @@ using Scratch = std::byte*;
 size_t MatmulScratchBytes(int64_t k);
 
 // One row of quantised weights: weight[i] = scales[i / 32] * ints[i] + minima[i / group], where
-// group is MinimumGroup(type). Scales of 16-wide groups are multiplied into the ints (at most
-// 32 * 128, so a group's integer sum stays below 32 * 4096 * 32767 / 8 per lane).
+// group is MinimumGroup(type). Scales of 16-wide groups are multiplied into the ints, which reach
+// 32 * 128 so; a lane of a vector adds four products of a group, 4 * 4096 * 32767 < 2^31.
 struct UnpackedRow {
   int16_t* ints;  // (k)
   float* scales;  // (PaddedGroups(k)), zero beyond

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "base/executor.h"
 #include "base/random.h"
 #include "kernels/cpu/aligned_floats.h"
@@ -138,8 +139,11 @@ struct PreparedActivations {
 class CollectingExecutor final : public base::Executor {
  public:
   bool Post(base::Task task) override {
-    absl::MutexLock lock(&mutex_);
-    tasks_.push_back(std::move(task));
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    posted_.notify_one();
     return true;
   }
 
@@ -147,9 +151,8 @@ class CollectingExecutor final : public base::Executor {
   void RunOne() {
     base::Task task;
     {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(
-          +[](std::vector<base::Task>* tasks) { return !tasks->empty(); }, &tasks_));
+      std::unique_lock lock(mutex_);
+      posted_.wait(lock, [this] { return !tasks_.empty(); });
       task = std::move(tasks_.front());
       tasks_.erase(tasks_.begin());
     }
@@ -157,13 +160,14 @@ class CollectingExecutor final : public base::Executor {
   }
 
   size_t waiting() {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     return tasks_.size();
   }
 
  private:
-  absl::Mutex mutex_;
-  std::vector<base::Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::mutex mutex_;
+  std::condition_variable posted_;
+  std::vector<base::Task> tasks_;
 };
 
 // Runs `work` on the device and returns its status.
