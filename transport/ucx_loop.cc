@@ -20,9 +20,13 @@ namespace {
 constexpr size_t kTokenBytes = 8;
 // A turn of the loop looks at its mailbox after so many turns of UCX at the latest.
 constexpr int kProgressTurns = 64;
-// UCX looks at its keep-alive timer in one of 32 turns only: after a wake-up for nothing else, so
-// many turns make sure of it.
+// UCX looks at its keep-alive timer in one of 32 turns only: so many make sure of it.
 constexpr int kKeepaliveTurns = 33;
+
+void FailStopped(UcxLink& link) {
+  link.Fail(absl::UnavailableError(
+      absl::StrCat("the UCX worker that served the channel to ", link.peer(), " has stopped")));
+}
 
 }  // namespace
 
@@ -153,13 +157,16 @@ void UcxLoop::Run() {
       if (give_up_ == base::Instant::Infinite()) {
         give_up_ = clock_.Now() + options_.shutdown_grace;
         const auto links = links_;  // Close changes the map
-        for (const auto& [token, link] : links) Close(link);
+        for (const auto& [token, link] : links) {
+          FailStopped(*link);
+          Close(link);
+        }
       }
       if (links_.empty() || clock_.Now() >= give_up_) return;
     }
     if (busy) continue;
-    for (int turn = 0; !busy && turn < kKeepaliveTurns; ++turn) busy = Progress();
-    if (!busy) Sleep();
+    Sleep();
+    KeepAlive();
   }
 }
 
@@ -188,13 +195,19 @@ bool UcxLoop::Progress() {
 void UcxLoop::Sleep() {
   // Busy when something came since the last progress, a signal included.
   if (ucp_worker_arm(worker_) != UCS_OK) return;
-  int timeout_ms = -1;
-  if (give_up_ != base::Instant::Infinite()) {
-    const absl::Duration left = std::max(give_up_ - clock_.Now(), absl::ZeroDuration());
-    timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(left)) + 1;
-  }
+  // Never longer than to the next keep-alive, whatever else wakes or does not.
+  const absl::Duration left =
+      std::max(std::min(next_keepalive_, give_up_) - clock_.Now(), absl::ZeroDuration());
+  const int timeout_ms = static_cast<int>(absl::ToInt64Milliseconds(left)) + 1;
   pollfd event{.fd = event_fd_, .events = POLLIN, .revents = 0};
   poll(&event, 1, timeout_ms);
+}
+
+void UcxLoop::KeepAlive() {
+  const base::Instant now = clock_.Now();
+  if (now < next_keepalive_) return;
+  next_keepalive_ = now + options_.keepalive / 2;
+  for (int turn = 0; turn < kKeepaliveTurns; ++turn) Progress();
 }
 
 void UcxLoop::TearDown() {
@@ -204,8 +217,7 @@ void UcxLoop::TearDown() {
   }
   RunCommands();  // a link closed meanwhile
   for (const auto& [token, link] : links_) {
-    link->Fail(absl::UnavailableError(
-        absl::StrCat("the UCX worker that served the channel to ", link->peer(), " has stopped")));
+    FailStopped(*link);
     CloseEndpoint(*link);
   }
   if (worker_ != nullptr) ucp_worker_destroy(worker_);

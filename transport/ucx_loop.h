@@ -172,6 +172,7 @@ class UcxLoop {
   void AddAnnounced() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Progress();
   void Sleep();
+  void KeepAlive();
   void TearDown();
   bool Stopping() const;
 
@@ -209,6 +210,7 @@ class UcxLoop {
   absl::flat_hash_map<uint64_t, std::shared_ptr<UcxLink>> links_;
   absl::flat_hash_set<Operation*> operations_;
   std::deque<base::Task> after_progress_;  // what may not be done inside a UCX callback
+  base::Instant next_keepalive_;
   base::Instant give_up_ = base::Instant::Infinite();
 
   std::thread thread_;
