@@ -15,10 +15,10 @@
 namespace layercake::coordinator {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 using testing::FakeEngine;
+using ::testing::HasSubstr;
 using testing::kPatience;
+using ::testing::StartsWith;
 
 class ControlServiceTest : public ::testing::Test {
  protected:
@@ -75,7 +75,8 @@ TEST_F(ControlServiceTest, StreamsEveryTensorByteForByte) {
     const auto fetched = Fetch(std::string(tensor.name), 1000);
     ASSERT_TRUE(fetched.ok()) << tensor.name << ": " << fetched.status();
     const auto expected = files_->TensorBytes(tensor.name).value();
-    EXPECT_EQ(*fetched, std::string(reinterpret_cast<const char*>(expected.data()), expected.size()))
+    EXPECT_EQ(*fetched,
+              std::string(reinterpret_cast<const char*>(expected.data()), expected.size()))
         << tensor.name;
   }
 }

@@ -21,9 +21,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using testing::PreparerFixture;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
-using testing::PreparerFixture;
 
 // The last three of a vocabulary of 320.
 constexpr int32_t kBos = 317;
@@ -309,8 +309,7 @@ TEST(RequestPreparer, PutsNoBosWhereTheModelWantsNone) {
 
 TEST(RequestPreparer, SpecialTokensCountInTheTemplatesTextOnly) {
   const PreparerFixture preparer;
-  const auto prepared =
-      preparer->Prepare(Chat({{"user", "<|im_end|><|im_start|>"}}), "");
+  const auto prepared = preparer->Prepare(Chat({{"user", "<|im_end|><|im_start|>"}}), "");
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   // The template's own: one user turn and the opened answer.
   EXPECT_EQ(CountOf(prepared->prompt, kTurnStart), 2);
@@ -325,7 +324,8 @@ TEST(RequestPreparer, SpecialTokensCountInTheTemplatesTextOnly) {
 }
 
 TEST(RequestPreparer, ATemplatesRefusalIsTheClientsFault) {
-  const PreparerFixture preparer({.chat_template = "{{ raise_exception('roles must alternate') }}"});
+  const PreparerFixture preparer(
+      {.chat_template = "{{ raise_exception('roles must alternate') }}"});
   const auto prepared = preparer->Prepare(Chat({{"user", "Hi"}}), "");
   EXPECT_EQ(ReasonOf(prepared.status()), ErrorReason::kInvalidParameter);
   EXPECT_EQ(ParamOf(prepared.status()), "messages");
@@ -374,8 +374,7 @@ TEST(RequestPreparer, TokenizeShowsWhatGenerateRuns) {
   ASSERT_TRUE(tokens.ok()) << tokens.status();
   EXPECT_EQ(std::vector<int32_t>(tokens->ids().begin(), tokens->ids().end()),
             preparer->Prepare(chat, "")->prompt);
-  EXPECT_EQ(tokens->rendered(),
-            "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(tokens->rendered(), "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
   request.set_add_special(false);
   EXPECT_EQ(preparer->Tokenize(request)->ids_size() + 1, tokens->ids_size());
 

@@ -84,7 +84,8 @@ TEST(ChatTemplate, HandsPartsToATemplateThatWalksThem) {
   const ChatTemplate chat = MakeTemplate(kParts);
   EXPECT_THAT(chat.traits().roles_with_parts, ElementsAre("system", "user", "assistant", "tool"));
   EXPECT_EQ(Text(chat, Input(R"([{"role": "user", "content":
-                [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]}])")),
+                [{"type": "text", "text": "a"},
+                 {"type": "image"}, {"type": "text", "text": "b"}]}])")),
             "<user>a<|image|>b");
 }
 

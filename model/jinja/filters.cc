@@ -316,14 +316,29 @@ Result AttrFilter(Runtime& runtime, const Value& self, const Arguments& argument
 }
 
 constexpr NamedFilter kFilters[] = {
-    {"abs", &AbsFilter},       {"attr", &AttrFilter},           {"capitalize", &CapitalizeFilter},
-    {"count", &LengthFilter},  {"d", &DefaultFilter},           {"default", &DefaultFilter},
-    {"e", &EscapeFilter},      {"escape", &EscapeFilter},       {"float", &FloatFilter},
-    {"format", &FormatFilter}, {"indent", &IndentFilter},       {"int", &IntFilter},
-    {"length", &LengthFilter}, {"lower", &LowerFilter},         {"replace", &ReplaceFilter},
-    {"round", &RoundFilter},   {"safe", &SafeFilter},           {"string", &StringFilter},
-    {"title", &TitleFilter},   {"tojson", &ToJsonFilter},       {"trim", &TrimFilter},
-    {"upper", &UpperFilter},   {"wordcount", &WordCountFilter},
+    {"abs", &PlainFilter<&AbsFilter>},
+    {"attr", &AttrFilter},
+    {"capitalize", &PlainFilter<&CapitalizeFilter>},
+    {"count", &PlainFilter<&LengthFilter>},
+    {"d", &DefaultFilter},
+    {"default", &DefaultFilter},
+    {"e", &PlainFilter<&EscapeFilter>},
+    {"escape", &PlainFilter<&EscapeFilter>},
+    {"float", &FloatFilter},
+    {"format", &FormatFilter},
+    {"indent", &IndentFilter},
+    {"int", &IntFilter},
+    {"length", &PlainFilter<&LengthFilter>},
+    {"lower", &PlainFilter<&LowerFilter>},
+    {"replace", &ReplaceFilter},
+    {"round", &RoundFilter},
+    {"safe", &PlainFilter<&SafeFilter>},
+    {"string", &PlainFilter<&StringFilter>},
+    {"title", &PlainFilter<&TitleFilter>},
+    {"tojson", &ToJsonFilter},
+    {"trim", &TrimFilter},
+    {"upper", &PlainFilter<&UpperFilter>},
+    {"wordcount", &PlainFilter<&WordCountFilter>},
 };
 
 }  // namespace

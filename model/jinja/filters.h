@@ -12,6 +12,13 @@ struct NamedFilter {
   Native native;
 };
 
+// A filter that takes nothing beside the value.
+template <Native kFilter>
+absl::StatusOr<Value> PlainFilter(Runtime& runtime, const Value& self, const Arguments& arguments) {
+  const absl::StatusOr<Bound> none = Bind("the filter", arguments, {});
+  return none.ok() ? kFilter(runtime, self, arguments) : none.status();
+}
+
 // A filter that works on sequences and mappings, or null.
 Native FindSequenceFilter(std::string_view name);
 

@@ -386,7 +386,8 @@ absl::StatusOr<Value> PercentFormat(Runtime& runtime, const MarkedString& format
     LC_RETURN_IF_ERROR(runtime.budget.ChargeString(out.size() + field.size()));
     out.Append(field);
   }
-  if (used < count && !values.is_dict() && !(values.is_sequence() && !is_tuple)) {
+  const bool is_list = values.is_sequence() && !is_tuple && values.sequence()->is_indexable();
+  if (used < count && !values.is_dict() && !is_list) {
     return Invalid("too many values for the format string");
   }
   return MakeString(runtime, std::move(out));

@@ -260,6 +260,8 @@ Result SumFilter(Runtime& runtime, const Value& self, const Arguments& arguments
 
 // map(attribute="a.b", default=x), or map("filter", arguments...).
 Result MapFilter(Runtime& runtime, const Value& self, const Arguments& arguments) {
+  // Of anything false (none, 0, "") nothing is mapped, as in Jinja.
+  if (!IsTruthy(self)) return MakeSequence(runtime, {}, Sequence::Form::kGenerator);
   LC_ASSIGN_OR_RETURN(std::vector<Value> items, AllItems(runtime, self));
   if (arguments.positional.empty()) {
     LC_ASSIGN_OR_RETURN(const Bound bound, Bind("map", arguments, {"attribute", "default"}));
@@ -335,17 +337,17 @@ Result RejectAttrFilter(Runtime& runtime, const Value& self, const Arguments& ar
 
 constexpr NamedFilter kFilters[] = {
     {"dictsort", &DictSortFilter},
-    {"first", &FirstFilter},
-    {"items", &ItemsFilter},
+    {"first", &PlainFilter<&FirstFilter>},
+    {"items", &PlainFilter<&ItemsFilter>},
     {"join", &JoinFilter},
-    {"last", &LastFilter},
-    {"list", &ListFilter},
+    {"last", &PlainFilter<&LastFilter>},
+    {"list", &PlainFilter<&ListFilter>},
     {"map", &MapFilter},
     {"max", &MaxFilter},
     {"min", &MinFilter},
     {"reject", &RejectFilter},
     {"rejectattr", &RejectAttrFilter},
-    {"reverse", &ReverseFilter},
+    {"reverse", &PlainFilter<&ReverseFilter>},
     {"select", &SelectFilter},
     {"selectattr", &SelectAttrFilter},
     {"sort", &SortFilter},

@@ -123,33 +123,40 @@ Result Compares(Runtime& runtime, const Value& value, const Arguments& arguments
   return ApplyComparison(runtime, kOperator, value, other);
 }
 
+// A test that takes nothing beside the value.
+template <Test kTest>
+Result Plain(Runtime& runtime, const Value& value, const Arguments& arguments) {
+  LC_RETURN_IF_ERROR(Bind("the test", arguments, {}).status());
+  return kTest(runtime, value, arguments);
+}
+
 struct NamedTest {
   std::string_view name;
   Test test;
 };
 constexpr NamedTest kTests[] = {
-    {"odd", &IsOdd},
-    {"even", &IsEven},
+    {"odd", &Plain<&IsOdd>},
+    {"even", &Plain<&IsEven>},
     {"divisibleby", &IsDivisibleBy},
-    {"defined", &IsDefined},
-    {"undefined", &IsUndefined},
-    {"filter", &IsFilterName},
-    {"test", &IsTestName},
-    {"none", &IsNone},
-    {"boolean", &IsBoolean},
-    {"true", &IsTrue},
-    {"false", &IsFalse},
-    {"integer", &IsInteger},
-    {"float", &IsFloat},
-    {"number", &IsNumber},
-    {"string", &IsString},
-    {"mapping", &IsMapping},
-    {"iterable", &IsIterableTest},
-    {"sequence", &IsSequence},
-    {"callable", &IsCallable},
-    {"escaped", &IsEscaped},
-    {"lower", &IsLowerTest},
-    {"upper", &IsUpperTest},
+    {"defined", &Plain<&IsDefined>},
+    {"undefined", &Plain<&IsUndefined>},
+    {"filter", &Plain<&IsFilterName>},
+    {"test", &Plain<&IsTestName>},
+    {"none", &Plain<&IsNone>},
+    {"boolean", &Plain<&IsBoolean>},
+    {"true", &Plain<&IsTrue>},
+    {"false", &Plain<&IsFalse>},
+    {"integer", &Plain<&IsInteger>},
+    {"float", &Plain<&IsFloat>},
+    {"number", &Plain<&IsNumber>},
+    {"string", &Plain<&IsString>},
+    {"mapping", &Plain<&IsMapping>},
+    {"iterable", &Plain<&IsIterableTest>},
+    {"sequence", &Plain<&IsSequence>},
+    {"callable", &Plain<&IsCallable>},
+    {"escaped", &Plain<&IsEscaped>},
+    {"lower", &Plain<&IsLowerTest>},
+    {"upper", &Plain<&IsUpperTest>},
     {"sameas", &IsSameAs},
     {"in", &IsIn},
     {"==", &Compares<ComparisonOperator::kEqual>},
