@@ -32,7 +32,7 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   table.Integer("--threads", &flags->threads, 0, 4096,
                 "Threads of each worker (default: the cores, shared out)");
   table.Integer("--context", &options->context_tokens, 0, 1 << 24,
-                "Tokens of one sequence, prompt and answer (default: the model's, at most 8192)");
+                "Tokens of one sequence, prompt and answer (default: the model's, at most 4096)");
   table.Choice("--kv-type", &options->kv_type, {"f16", "f32"}, "Type of the KV cache");
   table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
                 "Blocks of the KV cache (default: enough for four full contexts)");

@@ -20,7 +20,7 @@ struct CoordinatorProcessOptions {
   std::string layers;  // "0-9,10-29"; empty: balanced by bytes
   std::string transport = "auto";
   std::string kv_type = "f16";  // "f16" or "f32"
-  int context_tokens = 0;       // of one sequence; 0: the model's, at most 8,192
+  int context_tokens = 0;       // of one sequence; 0: the model's, at most 4,096
   int max_sequences = 64;       // running at once
   int max_queued = 1024;
   int max_rows = 256;         // of one micro-batch
