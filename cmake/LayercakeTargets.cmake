@@ -1,5 +1,6 @@
-# layercake_library(NAME SOURCES ... DEPS ... [PRIVATE_DEPS ...])
-# layercake_test(NAME SOURCES ... DEPS ... [LABELS ...])      one executable, one ctest entry per TEST
+# layercake_library(NAME SOURCES ... DEPS ... [PRIVATE_DEPS ...] [PRECOMPILE <header> ...])
+# layercake_test(NAME SOURCES ... DEPS ... [LABELS ...] [PRECOMPILE <header> ...])
+#     one executable, one ctest entry per TEST
 # layercake_binary(NAME SOURCES ... DEPS ...)
 # layercake_fuzzer(NAME SOURCES ... DEPS ...)                 only with LAYERCAKE_FUZZ
 set(CMAKE_CXX_STANDARD 20)
@@ -20,10 +21,27 @@ if(LAYERCAKE_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
+# The headers that nearly every file includes, parsed once: a third of the build time. A file still
+# includes what it uses; the fuzz build, which has no such header, holds that.
+option(LAYERCAKE_PRECOMPILED_HEADERS "Precompile the common headers" ON)
+function(layercake_precompile name)
+  if(LAYERCAKE_PRECOMPILED_HEADERS AND NOT LAYERCAKE_FUZZ)
+    target_precompile_headers(${name} PRIVATE ${ARGN})
+  endif()
+endfunction()
+set(LAYERCAKE_COMMON_HEADERS
+  <algorithm> <cstdint> <functional> <map> <memory> <optional> <string> <utility> <vector>
+  <absl/functional/any_invocable.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+  <absl/time/time.h> <absl/types/span.h>)
+
 function(layercake_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS;PRECOMPILE" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE layercake_options ${ARG_PRIVATE_DEPS})
+  list(LENGTH ARG_SOURCES source_count)
+  if(source_count GREATER 4)
+    layercake_precompile(${name} ${LAYERCAKE_COMMON_HEADERS} ${ARG_PRECOMPILE})
+  endif()
 endfunction()
 
 function(layercake_binary name)
@@ -40,10 +58,15 @@ function(layercake_test name)
   if(NOT LAYERCAKE_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS;PRECOMPILE" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE layercake_options ${ARG_DEPS} GTest::gmock_main)
   target_compile_definitions(${name} PRIVATE LAYERCAKE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  list(LENGTH ARG_SOURCES source_count)
+  if(source_count GREATER 2)
+    layercake_precompile(${name} ${LAYERCAKE_COMMON_HEADERS} <gmock/gmock.h> <gtest/gtest.h>
+      ${ARG_PRECOMPILE})
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
     PROPERTIES TIMEOUT 300 LABELS "${ARG_LABELS}")
 endfunction()
