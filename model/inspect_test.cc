@@ -138,7 +138,7 @@ TEST_F(InspectTest, FindsVocabularyOnlyFilesGood) {
 // CASES A6 (i): a real file of mixed types. LAYERCAKE_TEST_MODEL names it.
 TEST_F(InspectTest, FindsARealModelGood) {
   const char* path = std::getenv("LAYERCAKE_TEST_MODEL");
-  if (path == nullptr) GTEST_SKIP() << "set LAYERCAKE_TEST_MODEL to a .gguf file";
+  if (path == nullptr || *path == '\0') GTEST_SKIP() << "set LAYERCAKE_TEST_MODEL to a .gguf file";
   const auto files = ModelFiles::Open(path);
   ASSERT_OK(files);
   EXPECT_TRUE(CheckModel(*files).ok()) << CheckModel(*files);
