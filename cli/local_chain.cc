@@ -124,6 +124,7 @@ void LocalChain::OnWorkerExit(size_t index, const base::ProcessExit& exit) {
     const std::string message =
         absl::StrCat("stage ", index, " (pid ", exit.pid, ") ended: ", base::DescribeExit(exit));
     failure_ = absl::UnavailableError(message);
+    crashed_ = bad;
     if (!coordinator_ended_) {
       shutdown_requested_ = true;  // what ends from here on is the consequence
       loop_.At(After(kCoordinatorNotices), [this] {
@@ -178,8 +179,10 @@ void LocalChain::FinishWhenAllGone() {
                                                           [](const Worker& w) { return w.ended; });
   if (!all_gone || finished_) return;
   finished_ = true;
-  // The end of a worker is the reason, what the coordinator says of it the consequence.
-  callbacks_.on_ended(failure_.ok() ? coordinator_status_ : failure_);
+  // A worker's crash is the reason, what the coordinator says of it the consequence. A worker that
+  // ended in order was told to, and the coordinator knows why.
+  const bool coordinator_knows = !coordinator_status_.ok() && !crashed_;
+  callbacks_.on_ended(failure_.ok() || coordinator_knows ? coordinator_status_ : failure_);
 }
 
 }  // namespace layercake::cli

@@ -75,6 +75,7 @@ class LocalChain {
   bool stopping_workers_ = false;
   bool finished_ = false;
   absl::Status failure_ = absl::OkStatus();  // of the worker that ended first, by itself
+  bool crashed_ = false;                     // failure_ is a signal or a bad exit code
   absl::Status coordinator_status_ = absl::OkStatus();
 };
 

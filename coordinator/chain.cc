@@ -1,5 +1,6 @@
 #include "coordinator/chain.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -387,17 +388,7 @@ void Chain::CheckDeadlines(base::Instant now) {
       }
       return;
     case v1::CHAIN_STATE_LOADING:
-      for (const auto& [id, worker] : workers_) {
-        if (worker.stage < 0 || worker.ready ||
-            now - worker.last_progress <= options_.load_silence) {
-          continue;
-        }
-        Fail(absl::DeadlineExceededError(absl::StrCat(
-            Describe(worker), " has loaded nothing for ",
-            absl::FormatDuration(now - worker.last_progress), " (", worker.progress.loaded_bytes(),
-            " of ", worker.progress.total_bytes(), " bytes)")));
-        return;
-      }
+      CheckLoading(now);
       return;
     case v1::CHAIN_STATE_CONNECTING:
       if (now - state_since_ <= options_.connect_timeout) return;
@@ -415,6 +406,35 @@ void Chain::CheckDeadlines(base::Instant now) {
   }
   if (!in_flight_.empty() && now - in_flight_.front().sent > options_.step_timeout) {
     Fail(StuckStep(in_flight_.front(), now));
+  }
+}
+
+void Chain::CheckLoading(base::Instant now) {
+  base::Instant last_progress;
+  bool all_loaded = true;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.stage < 0 || worker.ready) continue;
+    last_progress = std::max(last_progress, worker.last_progress);
+    // One that has everything waits for slower neighbours before it can be ready.
+    if (worker.loaded()) continue;
+    all_loaded = false;
+    if (now - worker.last_progress <= options_.load_silence) continue;
+    Fail(absl::DeadlineExceededError(absl::StrCat(Describe(worker), " has loaded nothing for ",
+                                                  absl::FormatDuration(now - worker.last_progress),
+                                                  " (", worker.progress.loaded_bytes(), " of ",
+                                                  worker.progress.total_bytes(), " bytes)")));
+    return;
+  }
+  if (!all_loaded || now - last_progress <= options_.connect_timeout) return;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.stage < 0 || worker.ready) continue;
+    Fail(absl::DeadlineExceededError(
+        absl::StrCat(Describe(worker), " has its weights and was not ready within ",
+                     absl::FormatDuration(options_.connect_timeout),
+                     worker.heartbeat.waiting_for().empty()
+                         ? ""
+                         : absl::StrCat(": it waits for ", worker.heartbeat.waiting_for()))));
+    return;
   }
 }
 

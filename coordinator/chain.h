@@ -89,6 +89,10 @@ class Chain {
     std::optional<v1::StageReady> ready;
     std::optional<v1::ChannelReady> receiver;  // of its upstream channel
     std::optional<v1::ChannelReady> sender;    // of its upstream channel, seen from the other end
+
+    bool loaded() const {
+      return progress.total_bytes() > 0 && progress.loaded_bytes() == progress.total_bytes();
+    }
   };
   struct InFlight {
     uint64_t step = 0;
@@ -117,6 +121,7 @@ class Chain {
   void Tick();
   void CheckSessions(base::Instant now);
   void CheckDeadlines(base::Instant now);
+  void CheckLoading(base::Instant now);
   absl::Status StuckStep(const InFlight& step, base::Instant now) const;
 
   Worker* StageWorkerOf(int stage);

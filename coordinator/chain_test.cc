@@ -261,6 +261,31 @@ TEST_F(ChainTest, EndsALoadThatMakesNoProgress) {
   EXPECT_THAT(failed_.message(), HasSubstr("5 of 10 bytes"));
 }
 
+TEST_F(ChainTest, LetsALoadedStageWaitForASlowerNeighbourButNotForEver) {
+  StartChain(2);
+  const auto quick = Dial();
+  const auto slow = Dial();
+  v1::FromWorker progress;
+  progress.mutable_load_progress()->set_total_bytes(1000);
+  progress.mutable_load_progress()->set_loaded_bytes(1000);
+  quick->Say(progress);
+  for (uint64_t second = 1; second <= 100; ++second) {
+    Beat(quick, 0, 0, 0, 0);
+    Beat(slow, 0, 0, 0, 0);
+    progress.mutable_load_progress()->set_loaded_bytes(10 * second);
+    slow->Say(progress);
+    loop_.Advance(absl::Seconds(1));
+  }
+  EXPECT_TRUE(failed_.ok()) << failed_;
+  slow->Say(Ready());
+  for (int i = 0; i < 40 && failed_.ok(); ++i) {
+    Beat(quick, 0, 0, 0, 0);
+    Beat(slow, 0, 0, 0, 0);
+    loop_.Advance(absl::Seconds(1));
+  }
+  EXPECT_THAT(failed_.message(), AllOf(HasSubstr("stage 0"), HasSubstr("was not ready")));
+}
+
 TEST_F(ChainTest, ShutsDownByTellingEveryWorker) {
   Serve();
   chain_->Shutdown("bye", absl::Seconds(1));
