@@ -23,7 +23,6 @@ fi
 
 export LAYERCAKE_TEST_MODEL=$model
 options=(-DLAYERCAKE_TESTS=ON "-DLAYERCAKE_PYTHON_ENVIRONMENT=$cache/python")
-command -v ccache > /dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 mkdir -p "$build"
 cmake -S "$root" -B "$build" -G Ninja "${options[@]}" > "$build/configure.log" 2>&1 ||
   { cat "$build/configure.log"; exit 1; }
