@@ -54,7 +54,9 @@ absl::StatusOr<std::vector<model::LayerRange>> CutLayers(const CoordinatorProces
     }
     return ranges;
   }
-  return model::SplitLayers(bytes.layers, bytes.embedding, bytes.head,
+  // By the bytes that a token reads, which is its time: of the embedding that is one row. What
+  // each stage's memory holds beside that is for the planner.
+  return model::SplitLayers(bytes.layers, /*embedding_bytes=*/0, bytes.head,
                             static_cast<uint32_t>(options.stages));
 }
 

@@ -14,7 +14,8 @@
 
 namespace layercake::transport {
 
-// auto: no kind. A kind: that one first, the others if it fails. required: that one or none.
+// auto: no kind. A kind: that one is preferred; a worker uses no other in its place. required: it
+// is refused at once when it cannot work between these ends.
 struct TransportRequest {
   std::optional<TransportKind> kind;
   bool required = false;
