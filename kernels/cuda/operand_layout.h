@@ -45,7 +45,7 @@ static_assert(sizeof(FixedBlock) == 624);
 // Rows come in groups of 16 so that a kernel copies the rows of one column block in one piece:
 // block (row, column block) stands at ((row / 16) * blocks + block) * 16 + row % 16.
 inline constexpr int kFixedGroupRows = 16;
-constexpr int64_t FixedBlockIndex(int64_t k, int64_t row, int64_t block) {
+LAYERCAKE_HOST_DEVICE constexpr int64_t FixedBlockIndex(int64_t k, int64_t row, int64_t block) {
   return (row / kFixedGroupRows * ColumnBlocks(k) + block) * kFixedGroupRows +
          row % kFixedGroupRows;
 }

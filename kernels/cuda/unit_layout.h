@@ -43,6 +43,12 @@
 
 #include "kernels/weight_type.h"
 
+#ifdef __CUDACC__
+#define LAYERCAKE_HOST_DEVICE __host__ __device__
+#else
+#define LAYERCAKE_HOST_DEVICE
+#endif
+
 namespace layercake::kernels::cuda {
 
 inline constexpr int kUnitRows = 16;
@@ -56,7 +62,7 @@ inline constexpr int kPairPlaneBytes = 1024;
 inline constexpr int kBytePlaneBytes = 4096;
 
 // Bytes of a unit: 16 rows of 256 columns in the file. 0 for float types, which have no units.
-constexpr int UnitBytes(WeightType type) {
+LAYERCAKE_HOST_DEVICE constexpr int UnitBytes(WeightType type) {
   switch (type) {
     case WeightType::kQ4_K:
     case WeightType::kQ4_0:
@@ -88,11 +94,16 @@ constexpr int UnitBytes(WeightType type) {
   return 0;
 }
 
-constexpr int64_t UnitRowCount(int64_t n) { return (n + kUnitRows - 1) / kUnitRows; }
-constexpr int64_t ColumnBlocks(int64_t k) { return (k + kUnitColumns - 1) / kUnitColumns; }
+LAYERCAKE_HOST_DEVICE constexpr int64_t UnitRowCount(int64_t n) {
+  return (n + kUnitRows - 1) / kUnitRows;
+}
+LAYERCAKE_HOST_DEVICE constexpr int64_t ColumnBlocks(int64_t k) {
+  return (k + kUnitColumns - 1) / kUnitColumns;
+}
 
 // Where the unit of rows [16 unit_row, +16) and columns [256 block, +256) stands among the units.
-constexpr int64_t UnitIndex(int64_t n, int64_t k, int64_t unit_row, int64_t block) {
+LAYERCAKE_HOST_DEVICE constexpr int64_t UnitIndex(int64_t n, int64_t k, int64_t unit_row,
+                                                  int64_t block) {
   const int64_t tile = unit_row / kTileUnits;
   const int64_t left = UnitRowCount(n) - tile * kTileUnits;
   const int64_t units = left < kTileUnits ? left : kTileUnits;
