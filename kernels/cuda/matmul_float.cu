@@ -1,0 +1,473 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/matmul_float.h"
+#include "kernels/cuda/mma.cuh"
+
+namespace layercake::kernels::cuda {
+namespace {
+
+constexpr int kWarps = 16;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kSliceRows = 8;    // rows of weights in one mma
+constexpr int kChunk = 64;       // columns that a warp takes at a time: 128 bytes of each row
+constexpr int kPieceBytes = 16;  // of one lane's read
+
+// A block owns a run of 8-row slices and walks over k with kSlices of them at once; its warps share
+// k, chunk c going to warp c % kWarps, and are added up in the order of the warps at the end of
+// each walk. Weights wait in registers (kDepth chunks ahead, across the ends of walks),
+// activations in a ring of shared memory that belongs to the warp alone.
+template <int kTokenTiles, int kSlices, int kDepth, int kStages>
+struct Shape {
+  static constexpr int kTokens = 8 * kTokenTiles;
+  static constexpr int kOutputs = kSlices * kTokens * kSliceRows;  // of one walk
+  static constexpr int kChunkBytes = 4 * kChunk * kTokens;         // of activations
+  static constexpr int kRingBytes = kStages * kChunkBytes;         // of one warp
+  static constexpr size_t kPartialBytes = sizeof(float) * kWarps * kOutputs;
+  static constexpr size_t kSharedBytes = 2 * kPartialBytes + size_t{kWarps} * kRingBytes;
+};
+
+__host__ __device__ int SliceCount(int64_t n) {
+  return static_cast<int>((n + kSliceRows - 1) / kSliceRows);
+}
+
+// Which rows of which matrix a slice is.
+struct Slice {
+  int product;
+  int64_t row;
+};
+__device__ Slice SliceAt(const FloatProducts& products, int index) {
+  int product = 0;
+  while (product + 1 < products.count && index >= SliceCount(products.product[product].n)) {
+    index -= SliceCount(products.product[product].n);
+    ++product;
+  }
+  return {product, int64_t{kSliceRows} * index};
+}
+
+// The slices [first, end) of a block: all slices dealt out evenly.
+struct SliceRange {
+  int first, end;
+};
+__device__ SliceRange SlicesOfBlock(const FloatProducts& products) {
+  int total = 0;
+  for (int i = 0; i < products.count; ++i) total += SliceCount(products.product[i].n);
+  const int each = total / static_cast<int>(gridDim.x);
+  const int more = total % static_cast<int>(gridDim.x);  // this many blocks have one more
+  const int block = static_cast<int>(blockIdx.x);
+  const int first = block * each + min(block, more);
+  return {first, first + each + (block < more ? 1 : 0)};
+}
+
+// The stream of a warp's weights: chunk after chunk of one walk, walk after walk.
+template <int kSlices>
+class WeightStream {
+ public:
+  __device__ WeightStream(const FloatProducts& products, SliceRange range, int warp, int lane)
+      : products_(products),
+        range_(range),
+        lane_(lane),
+        first_column_(warp * kChunk + 8 * (lane % 4)),
+        k_(static_cast<int>(products.k)),
+        policy_(EvictFirstPolicy()) {
+    column_ = first_column_;
+    SetRows();
+  }
+
+  // This lane's 8 weights of half (32 columns) of the current chunk in one slice of the walk.
+  __device__ uint4 Load(int slice, int half) const {
+    if (row_[slice] == nullptr || column_ + 32 * half >= k_) return make_uint4(0, 0, 0, 0);
+    return LoadWeights(row_[slice] + (column_ + 32 * half), policy_);
+  }
+
+  __device__ void Next() {
+    column_ += kWarps * kChunk;
+    if (column_ - 8 * (lane_ % 4) < k_) return;
+    column_ = first_column_;
+    range_.first += kSlices;
+    SetRows();
+  }
+
+ private:
+  __device__ void SetRows() {
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      row_[slice] = nullptr;
+      if (range_.first + slice >= range_.end) continue;
+      const Slice at = SliceAt(products_, range_.first + slice);
+      const FloatProduct& product = products_.product[at.product];
+      // Rows behind the last are read as the last, and not stored.
+      const int64_t row = min(at.row + lane_ / 4, product.n - 1);
+      row_[slice] = static_cast<const uint16_t*>(product.weights) + row * products_.k;
+    }
+  }
+
+  const FloatProducts& products_;
+  SliceRange range_;
+  int lane_, first_column_, k_;
+  int column_;
+  uint64_t policy_;
+  const uint16_t* row_[kSlices];
+};
+
+// Activations of BF16 weights: the operand's planes, high and low.
+struct Bf16Pairs {
+  using Mma = Bf16Mma;
+  // Where piece `part` (0 high, 1 low) of columns [column, column + 8) of row 0 stands.
+  static __device__ const std::byte* Piece(const OperandView& x, int part, int column) {
+    return reinterpret_cast<const std::byte*>((part == 0 ? x.bf16_high : x.bf16_low) + column);
+  }
+  static constexpr int kElementBytes = 2;
+  static __device__ float InverseScale(const OperandView&, int) { return 1; }
+  static __device__ void Split(uint4&, uint4&, float) {}
+  static __device__ float Scale(const OperandView&, int) { return 1; }
+};
+
+// Activations of F16 weights: float32 (part 0 the first four columns, part 1 the others), divided
+// by the row's power of two and split here.
+struct F16Pairs {
+  using Mma = F16Mma;
+  static __device__ const std::byte* Piece(const OperandView& x, int part, int column) {
+    return reinterpret_cast<const std::byte*>(x.values + column + 4 * part);
+  }
+  static constexpr int kElementBytes = 4;
+  static __device__ float InverseScale(const OperandView& x, int row) {
+    return 1 / x.half_scale[row];
+  }
+  static __device__ void SplitTwo(uint32_t a, uint32_t b, float inverse, uint32_t* high,
+                                  uint32_t* low) {
+    const float2 value = make_float2(__uint_as_float(a) * inverse, __uint_as_float(b) * inverse);
+    const __half2 rounded = __float22half2_rn(value);
+    const float2 back = __half22float2(rounded);
+    const __half2 rest = __float22half2_rn(make_float2(value.x - back.x, value.y - back.y));
+    *high = *reinterpret_cast<const uint32_t*>(&rounded);
+    *low = *reinterpret_cast<const uint32_t*>(&rest);
+  }
+  static __device__ void Split(uint4& first, uint4& second, float inverse) {
+    uint4 high, low;
+    SplitTwo(first.x, first.y, inverse, &high.x, &low.x);
+    SplitTwo(first.z, first.w, inverse, &high.y, &low.y);
+    SplitTwo(second.x, second.y, inverse, &high.z, &low.z);
+    SplitTwo(second.z, second.w, inverse, &high.w, &low.w);
+    first = high;
+    second = low;
+  }
+  static __device__ float Scale(const OperandView& x, int row) { return x.half_scale[row]; }
+};
+
+// The stream of a warp's activations: each chunk of all rows goes into a stage of the ring as
+// [half of the chunk][part][row][4 pieces], so that a quarter warp reads 128 bytes at once.
+template <typename Pairs>
+class ActivationStream {
+ public:
+  __device__ ActivationStream(const OperandView& x, int64_t k, int rows, int warp, int lane)
+      : k_(static_cast<int>(k)), rows_(rows), row_first_(lane / 16) {
+    const int half = (lane / 4) % 2;
+    const int part = (lane / 8) % 2;
+    const int quarter = lane % 4;
+    first_column_ = warp * kChunk + 32 * half + 8 * quarter;
+    column_ = first_column_;
+    base_ = Pairs::Piece(x, part, 0) + row_first_ * RowBytes();
+    offset_ = 64 * ((2 * half + part) * rows + row_first_) + kPieceBytes * quarter;
+    first_of_chunk_ = 32 * half + 8 * quarter;
+  }
+
+  __device__ void CopyNext(std::byte* stage) {
+    const bool valid = column_ < k_;
+    const std::byte* from = base_ + int64_t{valid ? column_ : 0} * Pairs::kElementBytes;
+    std::byte* to = stage + offset_;
+    for (int row = row_first_; row < rows_; row += 2) {
+      CopyAsync16(to, from, valid);
+      from += 2 * RowBytes();
+      to += 2 * 64;
+    }
+    column_ += kWarps * kChunk;
+    if (column_ - first_of_chunk_ >= k_) column_ = first_column_;
+  }
+
+ private:
+  __device__ int64_t RowBytes() const { return int64_t{k_} * Pairs::kElementBytes; }
+
+  int k_, rows_, row_first_;
+  int first_column_, first_of_chunk_, column_, offset_;
+  const std::byte* base_;
+};
+
+// Adds the partial sums of all warps and writes the walk's results.
+template <typename Pairs, typename S>
+__device__ void StoreWalk(const FloatProducts& products, const OperandView& x, int rows,
+                          SliceRange range, const float* partial) {
+  for (int i = static_cast<int>(threadIdx.x); i < S::kOutputs; i += kThreads) {
+    const int slice = range.first + i / (S::kTokens * kSliceRows);
+    const int token = (i / kSliceRows) % S::kTokens;
+    if (slice >= range.end || token >= rows) continue;
+    const Slice at = SliceAt(products, slice);
+    const FloatProduct& product = products.product[at.product];
+    const int64_t row = at.row + i % kSliceRows;
+    if (row >= product.n) continue;
+    float sum = partial[i];
+#pragma unroll
+    for (int warp = 1; warp < kWarps; ++warp) sum += partial[warp * S::kOutputs + i];
+    sum *= Pairs::Scale(x, token);
+    if (product.bias != nullptr) sum += product.bias[row];
+    float* out = product.out + token * product.out_stride + row;
+    *out = product.accumulate ? *out + sum : sum;
+  }
+}
+
+template <typename Pairs, int kTokenTiles, int kSlices, int kDepth, int kStages>
+__global__ void __launch_bounds__(kThreads, 1)
+    PairKernel(const __grid_constant__ FloatProducts products,
+               const __grid_constant__ OperandView x, int rows) {
+  using S = Shape<kTokenTiles, kSlices, kDepth, kStages>;
+  extern __shared__ __align__(16) std::byte shared[];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float* const partials = reinterpret_cast<float*>(shared);
+  std::byte* const ring = shared + 2 * S::kPartialBytes + warp * S::kRingBytes;
+  const int chunks = (static_cast<int>(products.k) + kChunk - 1) / kChunk;
+  const int own_chunks = (chunks - warp + kWarps - 1) / kWarps;
+  SliceRange range = SlicesOfBlock(products);
+
+  GridLaunchDependents();
+  WeightStream<kSlices> weight_stream(products, range, warp, lane);
+  uint4 weights[kDepth][2][kSlices];
+  if (own_chunks > 0) {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+      for (int j = 0; j < 2 * kSlices; ++j) {
+        weights[d][j / kSlices][j % kSlices] = weight_stream.Load(j % kSlices, j / kSlices);
+      }
+      weight_stream.Next();
+    }
+  }
+  GridDependencyWait();
+
+  // Rows of activations that do not exist are read as ones that do, and not stored.
+  int token_offset[kTokenTiles];
+  float inverse[kTokenTiles];
+#pragma unroll
+  for (int m = 0; m < kTokenTiles; ++m) {
+    const int token = (8 * m + lane / 4) % rows;
+    token_offset[m] = 64 * token + kPieceBytes * (lane % 4);
+    inverse[m] = Pairs::InverseScale(x, token);
+  }
+  float acc[kSlices][kTokenTiles][4] = {};
+  int parity = 0;  // of the walk
+
+  const auto end_walk = [&]() {
+    float* const partial = partials + parity * (kWarps * S::kOutputs);
+    float* const own = partial + warp * S::kOutputs + (lane / 4) * kSliceRows + 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) {
+#pragma unroll
+      for (int m = 0; m < kTokenTiles; ++m) {
+        float* const a = acc[i][m];
+        *reinterpret_cast<float2*>(own + (i * S::kTokens + 8 * m) * kSliceRows) =
+            make_float2(a[0] + a[2], a[1] + a[3]);
+        a[0] = a[1] = a[2] = a[3] = 0;
+      }
+    }
+    // One barrier a walk is enough: who writes this half again has passed the next walk's barrier,
+    // and so has everyone who reads it now.
+    __syncthreads();
+    StoreWalk<Pairs, S>(products, x, rows, range, partial);
+    range.first += kSlices;
+    parity ^= 1;
+  };
+
+  if (own_chunks <= 0) {
+    while (range.first < range.end) end_walk();
+    return;
+  }
+  ActivationStream<Pairs> activations(x, products.k, rows, warp, lane);
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    activations.CopyNext(ring + i * S::kChunkBytes);
+    CopyAsyncCommit();
+  }
+  int stage = 0;
+  int left = own_chunks;  // chunks of this walk
+  while (true) {
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+      CopyAsyncWait<kStages - 2>();
+      __syncwarp();
+      // The stage read before this one is free: all lanes have passed the barrier above since.
+      activations.CopyNext(ring + (stage == 0 ? kStages - 1 : stage - 1) * S::kChunkBytes);
+      CopyAsyncCommit();
+      const std::byte* const from = ring + stage * S::kChunkBytes;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint4 high[kTokenTiles], low[kTokenTiles];
+#pragma unroll
+        for (int m = 0; m < kTokenTiles; ++m) {
+          const std::byte* const at = from + 128 * half * rows + token_offset[m];
+          high[m] = *reinterpret_cast<const uint4*>(at);
+          low[m] = *reinterpret_cast<const uint4*>(at + 64 * rows);
+          Pairs::Split(high[m], low[m], inverse[m]);
+        }
+#pragma unroll
+        for (int i = 0; i < kSlices; ++i) {
+          const uint4 w = weights[d][half][i];
+#pragma unroll
+          for (int m = 0; m < kTokenTiles; ++m) {
+            using Mma = typename Pairs::Mma;
+            Mma16816(Mma{}, acc[i][m], high[m].x, low[m].x, high[m].y, low[m].y, w.x, w.y);
+            Mma16816(Mma{}, acc[i][m], high[m].z, low[m].z, high[m].w, low[m].w, w.z, w.w);
+          }
+          weights[d][half][i] = weight_stream.Load(i, half);
+        }
+      }
+      weight_stream.Next();
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      if (--left > 0) continue;
+      end_walk();
+      left = own_chunks;
+      if (range.first >= range.end) return;
+    }
+  }
+}
+
+// Up to 8 rows: 16 rows of weights a walk. Up to 16: the activations take twice the space and the
+// traffic, so 32 rows of weights share them. Both keep at least 64 KB of weights in flight.
+template <typename Pairs>
+struct Kernels {
+  using Small = Shape<1, 2, 3, 3>;
+  using Large = Shape<2, 4, 1, 2>;
+  static constexpr auto kSmall = PairKernel<Pairs, 1, 2, 3, 3>;
+  static constexpr auto kLarge = PairKernel<Pairs, 2, 4, 1, 2>;
+};
+
+template <typename Pairs>
+cudaError_t Prepare() {
+  using K = Kernels<Pairs>;
+  const cudaError_t error = AllowSharedBytes(K::kSmall, K::Small::kSharedBytes);
+  return error != cudaSuccess ? error : AllowSharedBytes(K::kLarge, K::Large::kSharedBytes);
+}
+
+template <typename Pairs>
+cudaError_t LaunchPairs(const Context& context, const FloatProducts& products, const OperandView& x,
+                        int rows) {
+  using K = Kernels<Pairs>;
+  int slices = 0;
+  for (int i = 0; i < products.count; ++i) slices += SliceCount(products.product[i].n);
+  const dim3 grid(static_cast<unsigned>(slices < context.sm_count ? slices : context.sm_count));
+  if (rows <= 8) {
+    return Launch(context, grid, dim3(kThreads), K::Small::kSharedBytes, K::kSmall, products, x,
+                  rows);
+  }
+  return Launch(context, grid, dim3(kThreads), K::Large::kSharedBytes, K::kLarge, products, x,
+                rows);
+}
+
+// What remains: F32, and 16-bit weights whose rows are not aligned to 16 bytes. One warp per row of
+// weights, kVector columns a lane at a time.
+constexpr int kRowWarps = 8;
+
+struct PlainF32 {
+  using Element = float;
+  static __device__ float Weight(float w) { return w; }
+  static __device__ float Value(const OperandView& x, int64_t at) { return x.values[at]; }
+};
+struct PlainF16 {
+  using Element = __half;
+  static __device__ float Weight(__half w) { return __half2float(w); }
+  static __device__ float Value(const OperandView& x, int64_t at) { return x.values[at]; }
+};
+struct PlainBf16 {
+  using Element = __nv_bfloat16;
+  static __device__ float Weight(__nv_bfloat16 w) { return __bfloat162float(w); }
+  static __device__ float Value(const OperandView& x, int64_t at) {
+    const auto widen = [](uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); };
+    return widen(x.bf16_high[at]) + widen(x.bf16_low[at]);
+  }
+};
+
+template <typename Plain, int kVector>
+__global__ void RowKernel(const __grid_constant__ FloatProducts products,
+                          const __grid_constant__ OperandView x, int rows) {
+  constexpr int kRows = 4;
+  using Element = typename Plain::Element;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  GridLaunchDependents();
+  GridDependencyWait();
+  int64_t row = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32;
+  int index = 0;
+  while (index + 1 < products.count && row >= products.product[index].n) {
+    row -= products.product[index++].n;
+  }
+  const FloatProduct& product = products.product[index];
+  if (row >= product.n) return;
+  const int64_t k = products.k;
+  const Element* weights = static_cast<const Element*>(product.weights) + row * k;
+  for (int first = 0; first < rows; first += kRows) {
+    float sums[kRows] = {};
+    for (int64_t column = kVector * lane; column < k; column += 32 * kVector) {
+      struct alignas(kVector * sizeof(Element)) Piece {
+        Element element[kVector];
+      };
+      const Piece piece = *reinterpret_cast<const Piece*>(weights + column);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t at = min(first + r, rows - 1) * k + column;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          sums[r] = __fmaf_rn(Plain::Weight(piece.element[i]), Plain::Value(x, at + i), sums[r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float sum = sums[r];
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      if (lane != 0 || first + r >= rows) continue;
+      if (product.bias != nullptr) sum += product.bias[row];
+      float* out = product.out + (first + r) * product.out_stride + row;
+      *out = product.accumulate ? *out + sum : sum;
+    }
+  }
+}
+
+template <typename Plain, int kVector>
+cudaError_t LaunchRows(const Context& context, const FloatProducts& products, const OperandView& x,
+                       int rows) {
+  int64_t n = 0;
+  for (int i = 0; i < products.count; ++i) n += products.product[i].n;
+  const auto blocks = static_cast<unsigned>((n + kRowWarps - 1) / kRowWarps);
+  return Launch(context, dim3(blocks), dim3(32 * kRowWarps), 0, RowKernel<Plain, kVector>, products,
+                x, rows);
+}
+
+}  // namespace
+
+cudaError_t PrepareFloatMatmul() {
+  const cudaError_t error = Prepare<Bf16Pairs>();
+  return error != cudaSuccess ? error : Prepare<F16Pairs>();
+}
+
+cudaError_t MultiplyFloats(const Context& context, const FloatProducts& products,
+                           const OperandView& x, int rows) {
+  constexpr int64_t kMaxK = int64_t{1} << 30;  // columns are ints in the kernels
+  if (rows < 1 || rows > kFloatMaxRows || products.count < 1 ||
+      products.count > kFloatMaxProducts || products.k < 1 || products.k > kMaxK) {
+    return cudaErrorInvalidValue;
+  }
+  switch (products.type) {
+    case WeightType::kBF16:
+      return products.k % 8 == 0 ? LaunchPairs<Bf16Pairs>(context, products, x, rows)
+                                 : LaunchRows<PlainBf16, 1>(context, products, x, rows);
+    case WeightType::kF16:
+      return products.k % 8 == 0 ? LaunchPairs<F16Pairs>(context, products, x, rows)
+                                 : LaunchRows<PlainF16, 1>(context, products, x, rows);
+    case WeightType::kF32:
+      return products.k % 4 == 0 ? LaunchRows<PlainF32, 4>(context, products, x, rows)
+                                 : LaunchRows<PlainF32, 1>(context, products, x, rows);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace layercake::kernels::cuda
