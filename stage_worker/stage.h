@@ -21,19 +21,11 @@
 #include "stage_worker/plan_check.h"
 #include "stage_worker/stage_limits.h"
 #include "stage_worker/stage_weights.h"
+#include "stage_worker/step_stage.h"
 
 namespace layercake::stage_worker {
 
-// What a step leaves behind.
-struct StepOutput {
-  // Stages before the last: how much of the downstream slot was written.
-  uint32_t section_bytes = 0;
-  uint32_t payload_bytes = 0;
-  // The last stage.
-  std::vector<v1::SequenceResult> results;
-};
-
-class Stage {
+class Stage final : public StepStage {
  public:
   // Allocates the KV cache and all buffers. ResourceExhausted, with the sizes, when the device has
   // not that much. `device` and `ops` outlive the stage.
@@ -43,16 +35,11 @@ class Stage {
                                                        const StageLimits& limits,
                                                        kernels::KvType kv_type);
 
-  // Stages after the first, before Run of the same step: takes the rows of the upstream slot,
-  // (rows, hidden) float32. Afterwards the slot is free.
-  absl::Status ReadActivation(absl::Span<const std::byte> rows);
-
-  // Computes a step. `marks` (rows): the first stage that saw each row non-finite, or kFinite.
-  // `slot`: where the activation frame goes; empty on the last stage.
+  absl::Status ReadActivation(absl::Span<const std::byte> rows) override;
   absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks, kernels::Buffer slot,
-                   StepOutput& output);
+                   StepOutput& output) override;
+  uint32_t hidden() const override { return config_.hidden_size; }
 
-  uint32_t hidden() const { return config_.hidden_size; }
   uint64_t weight_bytes() const { return weights_.weight_bytes; }
   uint64_t kv_bytes() const { return kv_bytes_; }
   uint64_t buffer_bytes() const { return buffer_bytes_; }

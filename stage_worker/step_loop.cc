@@ -18,6 +18,9 @@ using transport::Lane;
 // error.
 constexpr size_t kMaxSubmitted = 2;
 
+// A heartbeat carries this many step times: enough for a fit, a kilobyte at most.
+constexpr size_t kRecentSteps = 32;
+
 // A timer that runs this late says that this process stood still (stopped, starved). Others may
 // then have done all that was asked of them, so they get time to be heard before they are judged.
 constexpr absl::Duration kOwnStall = absl::Seconds(1);
@@ -30,7 +33,7 @@ absl::Status Annotated(const absl::Status& status, absl::string_view prefix) {
 }  // namespace
 
 StepLoop::StepLoop(StepLoopOptions options, const base::Clock& clock, base::Timers& timers,
-                   kernels::Device& device, Stage& stage, transport::ChannelReceiver* upstream,
+                   kernels::Device& device, StepStage& stage, transport::ChannelReceiver* upstream,
                    transport::ChannelSender* downstream, Callbacks callbacks)
     : options_(std::move(options)),
       clock_(clock),
@@ -205,7 +208,8 @@ void StepLoop::Submit(const std::shared_ptr<Step>& step) {
   running_.push_back(step);
   counters_.set_steps_begun(counters_.steps_begun() + 1);
   Progress();
-  Stage* const stage = &stage_;
+  StepStage* const stage = &stage_;
+  step->submitted = clock_.Now();
   if (step->activation.has_value()) {
     ++submitted_;
     device_.Submit(
@@ -220,15 +224,11 @@ void StepLoop::Submit(const std::shared_ptr<Step>& step) {
         });
   }
   ++submitted_;
-  const base::Clock* const clock = &clock_;
   device_.Submit(
-      [stage, step, clock] {
-        const base::Instant begun = clock->Now();
+      [stage, step] {
         const kernels::Buffer slot =
             step->slot.has_value() ? step->slot->memory : kernels::Buffer{};
-        absl::Status status = stage->Run(step->plan, step->marks, slot, step->output);
-        step->busy = clock->Now() - begun;
-        return status;
+        return stage->Run(step->plan, step->marks, slot, step->output);
       },
       [this, step, alive = alive_](absl::Status status) {
         if (*alive) OnStepDone(step, status);
@@ -255,7 +255,7 @@ void StepLoop::OnStepDone(const std::shared_ptr<Step>& step, const absl::Status&
   LC_CHECK(!running_.empty() && running_.front() == step, "step ", step->plan.step);
   running_.pop_front();
   counters_.set_steps_done(counters_.steps_done() + 1);
-  counters_.set_busy_seconds(counters_.busy_seconds() + absl::ToDoubleSeconds(step->busy));
+  CountTime(*step);
   Progress();
   absl::Status finished = status.ok() ? FinishStep(*step) : status;
   if (!finished.ok()) {
@@ -263,6 +263,20 @@ void StepLoop::OnStepDone(const std::shared_ptr<Step>& step, const absl::Status&
     return;
   }
   Pump();
+}
+
+void StepLoop::CountTime(const Step& step) {
+  // From the end of the step before, or from its own submission: also right where the work only
+  // enqueues kernels.
+  const base::Instant now = clock_.Now();
+  const double seconds = absl::ToDoubleSeconds(now - std::max(step.submitted, last_done_));
+  last_done_ = now;
+  counters_.set_busy_seconds(counters_.busy_seconds() + seconds);
+  v1::StepTime time;
+  time.set_step(step.plan.step);
+  time.set_seconds(seconds);
+  recent_.push_back(std::move(time));
+  if (recent_.size() > kRecentSteps) recent_.pop_front();
 }
 
 absl::Status StepLoop::FinishStep(Step& step) {
@@ -414,6 +428,7 @@ void StepLoop::OnTimer() {
 
 v1::StageCounters StepLoop::Counters() const {
   v1::StageCounters counters = counters_;
+  for (const v1::StepTime& time : recent_) *counters.add_recent_steps() = time;
   counters.set_idle_seconds(absl::ToDoubleSeconds(clock_.Now() - last_progress_));
   return counters;
 }

@@ -31,8 +31,8 @@
 #include "layercake/v1/control.pb.h"
 #include "stage_worker/plan_check.h"
 #include "stage_worker/sequence_table.h"
-#include "stage_worker/stage.h"
 #include "stage_worker/stage_limits.h"
+#include "stage_worker/step_stage.h"
 #include "transport/channel.h"
 
 namespace layercake::stage_worker {
@@ -59,7 +59,7 @@ class StepLoop {
   // and do not destroy it; on_failure may call Stop. `upstream` is null on the first stage,
   // `downstream` on the last.
   StepLoop(StepLoopOptions options, const base::Clock& clock, base::Timers& timers,
-           kernels::Device& device, Stage& stage, transport::ChannelReceiver* upstream,
+           kernels::Device& device, StepStage& stage, transport::ChannelReceiver* upstream,
            transport::ChannelSender* downstream, Callbacks callbacks);
   ~StepLoop();
 
@@ -97,7 +97,7 @@ class StepLoop {
     std::vector<int32_t> marks;
     std::optional<transport::SendSlot> slot;  // downstream's
     StepOutput output;
-    absl::Duration busy;
+    base::Instant submitted;
   };
 
   void Pump();
@@ -112,6 +112,7 @@ class StepLoop {
   void OnActivationRead(const std::shared_ptr<Step>& step, const absl::Status& status);
   void OnStepDone(const std::shared_ptr<Step>& step, const absl::Status& status);
   absl::Status FinishStep(Step& step);
+  void CountTime(const Step& step);
 
   // False when the loop has ended and nothing more may be made of a completion.
   bool TakeCompletion();
@@ -128,7 +129,7 @@ class StepLoop {
   const base::Clock& clock_;
   base::Timers& timers_;
   kernels::Device& device_;
-  Stage& stage_;
+  StepStage& stage_;
   transport::ChannelReceiver* const upstream_;
   transport::ChannelSender* const downstream_;
   Callbacks callbacks_;
@@ -148,7 +149,9 @@ class StepLoop {
   base::TimerId timer_ = base::TimerId::kNone;
   base::Instant timer_due_ = base::Instant::Infinite();
   base::Instant last_progress_;
+  base::Instant last_done_;  // the device ended a step
   v1::StageCounters counters_;
+  std::deque<v1::StepTime> recent_;  // of the latest steps, at most kRecentSteps
   // Completions that come after the loop is gone find it false.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
