@@ -11,16 +11,18 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
 add_library(layercake_options INTERFACE)
 target_include_directories(layercake_options INTERFACE ${CMAKE_SOURCE_DIR})
+# nvcc takes warnings for its host compiler only behind -Xcompiler, and its own stubs convert.
 target_compile_options(layercake_options INTERFACE
-  -Wall -Wextra -Wshadow -Wconversion -fno-omit-frame-pointer)
+  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Wconversion -fno-omit-frame-pointer>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-Werror>)
 # Flow warnings of g++ 12 are often wrong about inlined library code, and more so between a
 # sanitizer's checks: they are shown, and stop nobody.
 if(NOT LAYERCAKE_SANITIZE)
-  target_compile_options(layercake_options INTERFACE -Werror)
+  target_compile_options(layercake_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(layercake_options INTERFACE
+    target_compile_options(layercake_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:
       -Wno-error=array-bounds -Wno-error=maybe-uninitialized -Wno-error=restrict
-      -Wno-error=stringop-overflow -Wno-error=stringop-overread)
+      -Wno-error=stringop-overflow -Wno-error=stringop-overread>)
   endif()
 endif()
 if(LAYERCAKE_SANITIZE)
