@@ -1,0 +1,205 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/decode.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_float.h"
+#include "kernels/cuda/matmul_large.h"
+#include "kernels/cuda/product_choice.h"
+
+namespace layercake::kernels::cuda {
+namespace {
+
+static_assert(kDecodeRows == kDecodeMaxRows && kDecodeRows == kFloatMaxRows);
+static_assert(kMaxProducts == kDecodeMaxProducts && kMaxProducts == kFloatMaxProducts);
+
+// The operand from row `row` on; a multiple of kFixedGroupRows.
+OperandView FromRow(const OperandView& view, int64_t row, int64_t k) {
+  OperandView from = view;
+  const int64_t skip = row * k;
+  if (from.fixed != nullptr) from.fixed += FixedBlockIndex(k, row, 0);
+  if (from.values != nullptr) from.values += skip;
+  if (from.half != nullptr) from.half += skip;
+  if (from.half_scale != nullptr) from.half_scale += row;
+  if (from.bf16_high != nullptr) from.bf16_high += skip;
+  if (from.bf16_low != nullptr) from.bf16_low += skip;
+  return from;
+}
+
+absl::Status Check(absl::Span<const Product> products, const Operand& operand, int rows) {
+  if (products.empty() || products.size() > kMaxProducts || rows < 0 || rows > operand.max_rows()) {
+    return absl::InvalidArgumentError(absl::StrCat(products.size(), " products of ", rows,
+                                                   " rows; the operand has room for ",
+                                                   operand.max_rows()));
+  }
+  for (const Product& product : products) {
+    if (product.w == nullptr || product.out == nullptr) {
+      return absl::InvalidArgumentError("a product without a matrix or without room for results");
+    }
+    const CudaMatrix& w = *product.w;
+    if (w.k() != products[0].w->k() || w.k() > operand.max_k() || product.out_stride < w.n()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a product with ", w.n(), " x ", w.k(), " into rows of ", product.out_stride,
+          " beside one with k = ", products[0].w->k(), "; the operand holds ", operand.max_k()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+DecodeProduct DecodeProductOf(const Product& product, int64_t row) {
+  return {product.w->type(),
+          product.w->weights(),
+          product.w->n(),
+          product.bias,
+          product.out + row * product.out_stride,
+          product.out_stride,
+          product.accumulate};
+}
+
+FloatProduct FloatProductOf(const Product& product, int64_t row) {
+  return {product.w->weights(), product.w->n(),
+          product.bias,         product.out + row * product.out_stride,
+          product.out_stride,   product.accumulate};
+}
+
+class MultiplierImpl final : public Multiplier {
+ public:
+  MultiplierImpl(const Context& context, DeviceArray partials, DeviceArray flags,
+                 std::unique_ptr<LargeMatmul> large)
+      : context_(context),
+        partials_(std::move(partials)),
+        flags_(std::move(flags)),
+        large_(std::move(large)) {}
+
+  OperandForms FormsFor(absl::Span<const CudaMatrix* const> matrices, int rows) const override {
+    OperandForms forms = 0;
+    for (const CudaMatrix* matrix : matrices) {
+      forms |= FormsOfProduct(matrix->type(), matrix->k(), rows);
+    }
+    return forms;
+  }
+
+  absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
+                        int rows) override {
+    LC_RETURN_IF_ERROR(Check(products, operand, rows));
+    if (rows == 0) return absl::OkStatus();
+    // Products of one kind go together; the kind depends on type and rows only.
+    std::vector<Product> decode;
+    std::vector<Product> floats;
+    std::vector<Product> large;
+    for (const Product& product : products) {
+      const WeightType type = product.w->type();
+      if ((FormsOfProduct(type, product.w->k(), rows) & ~operand.forms()) != 0) {
+        return absl::InvalidArgumentError(absl::StrCat("the operand lacks a form that ",
+                                                       WeightTypeName(type), " weights with ", rows,
+                                                       " rows read"));
+      }
+      switch (ChooseProductKernel(type, product.w->k(), rows)) {
+        case ProductKernel::kDecode:
+          decode.push_back(product);
+          break;
+        case ProductKernel::kFloat:
+          floats.push_back(product);
+          break;
+        case ProductKernel::kLarge:
+          large.push_back(product);
+          break;
+      }
+    }
+    if (!large.empty()) {
+      if (large_ == nullptr) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("the multiplier was made for ", kDecodeRows, " rows, not ", rows));
+      }
+      LC_RETURN_IF_ERROR(large_->Multiply(large, operand, rows));
+    }
+    for (int row = 0; row < rows; row += kDecodeRows) {
+      const int count = std::min(kDecodeRows, rows - row);
+      LC_RETURN_IF_ERROR(Decode(decode, operand.view(), row, count));
+      LC_RETURN_IF_ERROR(MultiplyFloatTypes(floats, operand.view(), row, count));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Launches of as many products as one kernel takes.
+  absl::Status Decode(absl::Span<const Product> products, const OperandView& operand, int row,
+                      int rows) {
+    std::vector<bool> done(products.size(), false);
+    for (size_t first = 0; first < products.size(); ++first) {
+      if (done[first]) continue;
+      const int64_t k = products[first].w->k();
+      WeightType second = products[first].w->type();
+      DecodeProducts together;
+      together.k = k;
+      for (size_t i = first; i < products.size(); ++i) {
+        const WeightType type = products[i].w->type();
+        const WeightType first_type = products[first].w->type();
+        if (done[i] || !DecodeTogether(first_type, type)) continue;
+        // A launch takes two types at most.
+        if (type != first_type && second != first_type && type != second) continue;
+        if (type != first_type) second = type;
+        together.product[together.count++] = DecodeProductOf(products[i], row);
+        done[i] = true;
+      }
+      LC_RETURN_IF_ERROR(
+          CudaStatus(LaunchDecode(context_, together, FromRow(operand, row, k).fixed, rows,
+                                  {partials_.address(), flags_.as<uint32_t>()}),
+                     "multiply few rows with quantised weights"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MultiplyFloatTypes(absl::Span<const Product> products, const OperandView& operand,
+                                  int row, int rows) {
+    std::vector<bool> done(products.size(), false);
+    for (size_t first = 0; first < products.size(); ++first) {
+      if (done[first]) continue;
+      FloatProducts together;
+      together.type = products[first].w->type();
+      together.k = products[first].w->k();
+      for (size_t i = first; i < products.size(); ++i) {
+        if (done[i] || products[i].w->type() != together.type) continue;
+        together.product[together.count++] = FloatProductOf(products[i], row);
+        done[i] = true;
+      }
+      LC_RETURN_IF_ERROR(
+          CudaStatus(MultiplyFloats(context_, together, FromRow(operand, row, together.k), rows),
+                     "multiply few rows with float weights"));
+    }
+    return absl::OkStatus();
+  }
+
+  const Context context_;
+  DeviceArray partials_;
+  DeviceArray flags_;
+  std::unique_ptr<LargeMatmul> large_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Multiplier>> Multiplier::Create(const Context& context,
+                                                               const MultiplierLimits& limits) {
+  LC_RETURN_IF_ERROR(CudaStatus(PrepareDecode(context), "prepare the kernels for few rows"));
+  LC_RETURN_IF_ERROR(CudaStatus(PrepareFloatMatmul(), "prepare the kernels for float weights"));
+  LC_ASSIGN_OR_RETURN(DeviceArray partials,
+                      DeviceArray::Allocate(context, DecodePartialsBytes(context.sm_count),
+                                            "partial sums of products"));
+  LC_ASSIGN_OR_RETURN(
+      DeviceArray flags,
+      DeviceArray::Allocate(context, DecodeFlagsBytes(context.sm_count), "flags of products"));
+  std::unique_ptr<LargeMatmul> large;
+  if (limits.max_rows > kDecodeRows) {
+    LargeMatmulOptions options;
+    options.max_quantised_weights = limits.max_weights;
+    LC_ASSIGN_OR_RETURN(large, LargeMatmul::Create(context, options));
+  }
+  return std::make_unique<MultiplierImpl>(context, std::move(partials), std::move(flags),
+                                          std::move(large));
+}
+
+}  // namespace layercake::kernels::cuda

@@ -1,0 +1,331 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/fixed_point.h"
+#include "kernels/cuda/operand_kernel.h"
+
+namespace layercake::kernels::cuda {
+namespace {
+
+constexpr int kRowThreads = 1024;
+constexpr int kRowWarps = kRowThreads / 32;
+constexpr int kPieceWarps = 2;
+
+using Kind = OperandSource::Kind;
+
+struct OperandArguments {
+  OperandSource source;
+  OperandView out;
+  int64_t k;
+  OperandForms forms;
+  bool vectors;  // 16-byte reads are aligned and within k
+};
+
+// A warp makes one column block of 256. A lane owns eight of its columns, in two runs of four:
+// lane = 8 jj + 4 upper + t has columns 32 j + 4 t and 32 j + 16 + 4 t, j = jj + 4 upper.
+struct LanePlace {
+  int j;
+  int t;
+  __device__ explicit LanePlace(int lane) : j(lane / 8 + (lane & 4)), t(lane & 3) {}
+  __device__ int64_t Column(int64_t block, int i) const {
+    return block * kUnitColumns + 32 * j + 16 * (i / 4) + 4 * t + i % 4;
+  }
+};
+
+__device__ __forceinline__ void Load8(const float* row, int64_t k, int64_t block,
+                                      const LanePlace& place, bool vectors, float (&v)[8]) {
+  if (vectors) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t column = place.Column(block, 4 * half);
+      float4 four = make_float4(0, 0, 0, 0);
+      if (column < k) four = *reinterpret_cast<const float4*>(row + column);
+      v[4 * half] = four.x;
+      v[4 * half + 1] = four.y;
+      v[4 * half + 2] = four.z;
+      v[4 * half + 3] = four.w;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t column = place.Column(block, i);
+    v[i] = column < k ? row[column] : 0.0f;
+  }
+}
+
+__device__ __forceinline__ float Silu(float z) { return z / (1.0f + expf(-z)); }
+
+// The values of a block before the norm's factor.
+template <Kind kKind>
+__device__ __forceinline__ void RawValues(const OperandArguments& arguments, int64_t row,
+                                          int64_t block, const LanePlace& place, float (&v)[8]) {
+  const int64_t at = row * arguments.source.stride;
+  Load8(arguments.source.x + at, arguments.k, block, place, arguments.vectors, v);
+  if constexpr (kKind == Kind::kSwiglu) {
+    float up[8];
+    Load8(arguments.source.other + at, arguments.k, block, place, arguments.vectors, up);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = Silu(v[i]) * up[i];
+  }
+}
+
+__device__ __forceinline__ void ApplyNorm(const float (&weight)[8], float factor, float (&v)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = v[i] * factor * weight[i];
+}
+
+__device__ __forceinline__ uint32_t LargestBits(const float (&v)[8]) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+  return largest;
+}
+
+__device__ __forceinline__ uint32_t PackBytes(const int* x) {
+  return (static_cast<uint32_t>(x[0]) & 255u) | (static_cast<uint32_t>(x[1]) & 255u) << 8 |
+         (static_cast<uint32_t>(x[2]) & 255u) << 16 | static_cast<uint32_t>(x[3]) << 24;
+}
+
+// Two sums / 64 as pairs of halves: high parts, low parts (exact: a sum has at most 21 bits).
+struct SumPair {
+  uint32_t high;
+  uint32_t low;
+};
+__device__ __forceinline__ SumPair SplitSums(int first, int second) {
+  const float a = static_cast<float>(first) * 0.015625f;
+  const float b = static_cast<float>(second) * 0.015625f;
+  const __half2 high = __floats2half2_rn(a, b);
+  const __half2 low = __floats2half2_rn(a - __low2float(high), b - __high2float(high));
+  return {*reinterpret_cast<const uint32_t*>(&high), *reinterpret_cast<const uint32_t*>(&low)};
+}
+
+__device__ __forceinline__ void WriteFixed(const float (&v)[8], int lane, const LanePlace& place,
+                                           FixedBlock* out) {
+  const uint32_t largest = __reduce_max_sync(~0u, LargestBits(v));
+  const FixedScale scale = FixedScaleOf(largest, __uint_as_float(largest));
+  int high[8];
+  int low[8];
+  int sum[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    // Where the inverse is 0 a value may be an infinity, and 0 times it a NaN.
+    const int x = scale.inverse == 0.0f ? 0 : FixedValue(v[i], scale.inverse);
+    high[i] = FixedHigh(x);
+    low[i] = FixedLow(x);
+    sum[i / 4] += x;
+  }
+  // The lane 4 away has the other group of the pair: this one writes one part of both groups.
+  const bool writes_low = (lane & 4) != 0;
+  const uint32_t own[2][2] = {{PackBytes(high), PackBytes(high + 4)},
+                              {PackBytes(low), PackBytes(low + 4)}};
+  uint32_t other[2];
+  other[0] = __shfl_xor_sync(~0u, writes_low ? own[0][0] : own[1][0], 4);
+  other[1] = __shfl_xor_sync(~0u, writes_low ? own[0][1] : own[1][1], 4);
+  const uint4 line = writes_low ? make_uint4(other[0], other[1], own[1][0], own[1][1])
+                                : make_uint4(own[0][0], own[0][1], other[0], other[1]);
+  *reinterpret_cast<uint4*>(out->quants + lane * 16) = line;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+  }
+  const int j = place.j;
+  if (place.t == 0) {
+    const SumPair both = SplitSums(sum[0] + sum[1], 0);
+    uint16_t* to = out->sums32 + (j / 2) * 4 + (j & 1);
+    to[0] = static_cast<uint16_t>(both.high);
+    to[2] = static_cast<uint16_t>(both.low);
+  } else if (place.t == 1) {
+    const SumPair halves = SplitSums(sum[0], sum[1]);
+    auto* to = reinterpret_cast<uint32_t*>(out->sums16 + (j & 3) * 8 + 2 * (j / 4));
+    to[0] = halves.high;
+    to[2] = halves.low;
+  }
+  if (lane == 0) out->scale = scale.scale;
+}
+
+__device__ __forceinline__ void WriteFloats(const OperandArguments& arguments, int64_t row,
+                                            int64_t block, const LanePlace& place,
+                                            const float (&v)[8], float to_half) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t column = place.Column(block, i);
+    if (column >= arguments.k) continue;
+    const int64_t at = row * arguments.k + column;
+    if ((arguments.forms & kFloat32Form) != 0) arguments.out.values[at] = v[i];
+    if ((arguments.forms & kFloat16Form) != 0) {
+      arguments.out.half[at] = __half_as_ushort(__float2half_rn(v[i] * to_half));
+    }
+    if ((arguments.forms & kBfloat16Form) != 0) {
+      const __nv_bfloat16 high = __float2bfloat16_rn(v[i]);
+      arguments.out.bf16_high[at] = __bfloat16_as_ushort(high);
+      arguments.out.bf16_low[at] =
+          __bfloat16_as_ushort(__float2bfloat16_rn(v[i] - __bfloat162float(high)));
+    }
+  }
+}
+
+__device__ __forceinline__ void WriteBlock(const OperandArguments& arguments, int64_t row,
+                                           int64_t block, int lane, const LanePlace& place,
+                                           const float (&v)[8], float to_half) {
+  if ((arguments.forms & kFixedForm) != 0) {
+    WriteFixed(v, lane, place, arguments.out.fixed + FixedBlockIndex(arguments.k, row, block));
+  }
+  if ((arguments.forms & ~kFixedForm) != 0) {
+    WriteFloats(arguments, row, block, place, v, to_half);
+  }
+}
+
+// Blocks of a row that need to know nothing of each other: no norm, no common scale of halves.
+// grid: (rows, pieces of kPieceWarps column blocks).
+template <Kind kKind>
+__global__ void __launch_bounds__(kPieceWarps * 32)
+    PieceOperandKernel(const __grid_constant__ OperandArguments arguments) {
+  GridLaunchDependents();
+  GridDependencyWait();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t block = int64_t{blockIdx.y} * kPieceWarps + threadIdx.x / 32;
+  if (block >= ColumnBlocks(arguments.k)) return;
+  const LanePlace place(lane);
+  float v[8];
+  RawValues<kKind>(arguments, blockIdx.x, block, place, v);
+  WriteBlock(arguments, blockIdx.x, block, lane, place, v, 0.0f);
+}
+
+// The sum of every thread's value, in one fixed order.
+__device__ float BlockSum(float value, float* shared) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = shared[threadIdx.x % kRowWarps];
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  return sum;
+}
+__device__ uint32_t BlockMax(uint32_t value, uint32_t* shared) {
+  value = __reduce_max_sync(~0u, value);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  return __reduce_max_sync(~0u, shared[threadIdx.x % kRowWarps]);
+}
+
+// Powers of two that bring the row's largest magnitude into [512, 1024), and back.
+struct HalfScale {
+  float to_half;
+  float from_half;
+};
+__device__ HalfScale HalfScaleOf(uint32_t largest_bits) {
+  if (largest_bits >= kInfinityBits) return {0.0f, NAN};
+  // largest = m 2^e, m in [0.5, 1); what is smaller than 2^-100 may lose bits.
+  const int e = max(static_cast<int>(largest_bits >> 23) - 126, -100);
+  return {__uint_as_float(static_cast<uint32_t>(10 - e + 127) << 23),
+          __uint_as_float(static_cast<uint32_t>(e - 10 + 127) << 23)};
+}
+
+// grid: rows. One block per row, one warp per column block in turn.
+template <Kind kKind>
+__global__ void __launch_bounds__(kRowThreads)
+    RowOperandKernel(const __grid_constant__ OperandArguments arguments) {
+  __shared__ float sums[kRowWarps];
+  __shared__ uint32_t largest[kRowWarps];
+  GridLaunchDependents();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t first = threadIdx.x / 32;
+  const int64_t blocks = ColumnBlocks(arguments.k);
+  const int64_t row = blockIdx.x;
+  const LanePlace place(lane);
+  float weight[8];
+  // Weights do not wait for the kernel before this one.
+  if (kKind == Kind::kNorm) {
+    Load8(arguments.source.other, arguments.k, first, place, arguments.vectors, weight);
+  }
+  GridDependencyWait();
+  float kept[8];
+  RawValues<kKind>(arguments, row, first, place, kept);
+  float factor = 1.0f;
+  if constexpr (kKind == Kind::kNorm) {
+    float sum = 0;
+    for (int64_t block = first; block < blocks; block += kRowWarps) {
+      float v[8];
+      if (block != first) RawValues<kKind>(arguments, row, block, place, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float x = block == first ? kept[i] : v[i];
+        sum = fmaf(x, x, sum);
+      }
+    }
+    sum = BlockSum(sum, sums);
+    factor = 1.0f / sqrtf(sum / static_cast<float>(arguments.k) + arguments.source.eps);
+  }
+  const auto values = [&](int64_t block, float(&v)[8]) {
+    if (block == first) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = kept[i];
+    } else {
+      RawValues<kKind>(arguments, row, block, place, v);
+      if (kKind == Kind::kNorm) {
+        Load8(arguments.source.other, arguments.k, block, place, arguments.vectors, weight);
+      }
+    }
+    if (kKind == Kind::kNorm) ApplyNorm(weight, factor, v);
+  };
+  HalfScale half = {0.0f, 0.0f};
+  if ((arguments.forms & kFloat16Form) != 0) {
+    uint32_t bits = 0;
+    // Backwards, so that the first block's weights are there again for the loop below.
+    for (int64_t block = first + (blocks - 1 - first) / kRowWarps * kRowWarps;
+         block >= first && first < blocks; block -= kRowWarps) {
+      float v[8];
+      if (kKind == Kind::kNorm && block == first) {
+        Load8(arguments.source.other, arguments.k, first, place, arguments.vectors, weight);
+      }
+      values(block, v);
+      bits = max(bits, LargestBits(v));
+    }
+    half = HalfScaleOf(BlockMax(bits, largest));
+    if (threadIdx.x == 0) arguments.out.half_scale[row] = half.from_half;
+  }
+  for (int64_t block = first; block < blocks; block += kRowWarps) {
+    float v[8];
+    values(block, v);
+    WriteBlock(arguments, row, block, lane, place, v, half.to_half);
+  }
+}
+
+template <Kind kKind>
+cudaError_t LaunchKind(const Context& context, const OperandArguments& arguments, int rows) {
+  const auto row_count = static_cast<unsigned>(rows);
+  if (kKind == Kind::kNorm || (arguments.forms & kFloat16Form) != 0) {
+    return Launch(context, dim3(row_count), dim3(kRowThreads), 0, RowOperandKernel<kKind>,
+                  arguments);
+  }
+  const auto pieces =
+      static_cast<unsigned>((ColumnBlocks(arguments.k) + kPieceWarps - 1) / kPieceWarps);
+  return Launch(context, dim3(row_count, pieces), dim3(kPieceWarps * 32), 0,
+                PieceOperandKernel<kKind>, arguments);
+}
+
+bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+}  // namespace
+
+cudaError_t LaunchOperand(const Context& context, const OperandSource& source, int rows, int64_t k,
+                          OperandForms forms, const OperandView& operand) {
+  if (rows < 1 || k < 1) return cudaErrorInvalidValue;
+  OperandArguments arguments = {source, operand, k, forms, false};
+  arguments.vectors =
+      k % 4 == 0 && source.stride % 4 == 0 && Aligned(source.x) && Aligned(source.other);
+  switch (source.kind) {
+    case Kind::kPlain:
+      return LaunchKind<Kind::kPlain>(context, arguments, rows);
+    case Kind::kNorm:
+      return LaunchKind<Kind::kNorm>(context, arguments, rows);
+    case Kind::kSwiglu:
+      return LaunchKind<Kind::kSwiglu>(context, arguments, rows);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace layercake::kernels::cuda
