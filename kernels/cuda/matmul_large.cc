@@ -1,0 +1,164 @@
+#include "kernels/cuda/matmul_large.h"
+
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/cublas_lt.h"
+#include "kernels/cuda/panel_split.h"
+#include "kernels/cuda/tiled_matmul.h"
+#include "kernels/cuda/unpack.h"
+
+namespace layercake::kernels::cuda {
+namespace {
+
+// From here on, unpacking a matrix and multiplying it once beats reading its units for every 16
+// rows: a unit's bytes, then 2 written and 2 read again per weight, are about five such reads.
+constexpr int kMostGroupedRows = 64;
+
+bool Is16BitFloat(WeightType type) { return type == WeightType::kBF16 || type == WeightType::kF16; }
+
+bool MultipliesAsBf16(WeightType type) { return type == WeightType::kBF16 || UnpacksToBf16(type); }
+
+class PanelMatmul final : public LargeMatmul {
+ public:
+  PanelMatmul(const Context& context, DeviceArray panel, int64_t panel_bytes,
+              std::unique_ptr<CublasLt> library)
+      : context_(context),
+        panel_(std::move(panel)),
+        panel_bytes_(panel_bytes),
+        library_(std::move(library)) {}
+
+  bool uses_library() const override { return library_ != nullptr; }
+
+  absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
+                        int rows) override {
+    for (const Product& product : products) {
+      LC_RETURN_IF_ERROR(Check(product, operand, rows));
+      LC_RETURN_IF_ERROR(MultiplyOne(product, operand.view(), rows));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Check(const Product& product, const Operand& operand, int rows) const {
+    const CudaMatrix& w = *product.w;
+    if (rows < 1 || rows > operand.max_rows() || w.k() > operand.max_k()) {
+      return absl::InvalidArgumentError(absl::StrCat(rows, " rows of ", w.k(),
+                                                     " values are not in an operand of ",
+                                                     operand.max_rows(), " x ", operand.max_k()));
+    }
+    if (w.type() == WeightType::kF32 || w.k() % 8 != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("the path for many rows takes no ",
+                                                     WeightTypeName(w.type()), " rows of ", w.k()));
+    }
+    if ((operand.forms() & LargeForms(w.type())) == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the operand lacks the form for ", WeightTypeName(w.type())));
+    }
+    if (!Is16BitFloat(w.type()) && PanelRows(w.n(), w.k(), panel_bytes_) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          w.n(), " x ", w.k(), " weights do not fit a panel of ", panel_bytes_, " bytes"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MultiplyOne(const Product& product, const OperandView& x, int rows) {
+    const CudaMatrix& w = *product.w;
+    const bool bf16 = MultipliesAsBf16(w.type());
+    const RowScaling scaling = {.scale = bf16 ? nullptr : x.half_scale,
+                                .bias = product.bias,
+                                .y = product.out,
+                                .n = w.n(),
+                                .rows = rows,
+                                .y_stride = product.out_stride,
+                                .accumulate = product.accumulate};
+    const bool accumulate = product.accumulate || product.bias != nullptr;
+    if (accumulate) {
+      LC_RETURN_IF_ERROR(CudaStatus(ScaleBefore(context_, scaling), "add a bias"));
+    }
+    MatmulProblem problem = {.bf16 = bf16,
+                             .x = bf16 ? x.bf16_high : x.half,
+                             .y = product.out,
+                             .n = w.n(),
+                             .k = w.k(),
+                             .rows = rows,
+                             .y_stride = product.out_stride,
+                             .accumulate = accumulate};
+    if (Is16BitFloat(w.type())) {
+      problem.w = reinterpret_cast<const uint16_t*>(w.weights());
+      LC_RETURN_IF_ERROR(Solve(problem));
+    } else {
+      LC_RETURN_IF_ERROR(SolveByPanels(w, problem));
+    }
+    return CudaStatus(ScaleAfter(context_, scaling), "scale a product");
+  }
+
+  absl::Status SolveByPanels(const CudaMatrix& w, MatmulProblem problem) {
+    const int64_t panel_rows = PanelRows(w.n(), w.k(), panel_bytes_);
+    auto* const panel = panel_.as<uint16_t>();
+    problem.w = panel;
+    for (int64_t first = 0; first < w.n(); first += panel_rows) {
+      const int64_t end = std::min(first + panel_rows, w.n());
+      LC_RETURN_IF_ERROR(
+          CudaStatus(UnpackRows(context_, w.type(), w.n(), w.k(), w.weights(), first, end, panel),
+                     absl::StrCat("unpack ", WeightTypeName(w.type()))));
+      problem.n = end - first;
+      LC_RETURN_IF_ERROR(Solve(problem));
+      problem.y += problem.n;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Solve(const MatmulProblem& problem) {
+    if (library_ != nullptr) return library_->Multiply(problem);
+    return CudaStatus(TiledMatmul(context_, problem), "multiply many rows");
+  }
+
+  const Context context_;
+  const DeviceArray panel_;
+  const int64_t panel_bytes_;
+  const std::unique_ptr<CublasLt> library_;
+};
+
+}  // namespace
+
+bool LargePathPays(WeightType type, int64_t k, int rows) {
+  if (type == WeightType::kF32 || k % 8 != 0) return false;
+  return rows > (Is16BitFloat(type) ? kDecodeRows : kMostGroupedRows);
+}
+
+OperandForms LargeForms(WeightType type) {
+  return MultipliesAsBf16(type) ? kBfloat16Form : kFloat16Form;
+}
+
+absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
+    const Context& context, const LargeMatmulOptions& options) {
+  LC_RETURN_IF_ERROR(CudaStatus(PrepareTiledMatmul(), "prepare the products of many rows"));
+  const int64_t panel_bytes = PanelBytes(options.max_quantised_weights);
+  LC_ASSIGN_OR_RETURN(DeviceArray panel,
+                      DeviceArray::Allocate(context, static_cast<size_t>(panel_bytes),
+                                            "a panel of unpacked weights"));
+  std::unique_ptr<CublasLt> library;
+  if (options.own_kernel) {
+    spdlog::info("products of many rows: own kernel, as asked");
+  } else {
+    auto loaded = CublasLt::Load(context, CublasLtNames(std::getenv("CUDA_HOME")));
+    if (loaded.ok()) {
+      library = *std::move(loaded);
+      spdlog::info("products of many rows: {}", library->name());
+    } else if (absl::IsNotFound(loaded.status()) || absl::IsUnimplemented(loaded.status())) {
+      spdlog::warn("products of many rows: own kernel, slower; {}",
+                   std::string(loaded.status().message()));
+    } else {
+      return loaded.status();
+    }
+  }
+  return std::make_unique<PanelMatmul>(context, std::move(panel), panel_bytes, std::move(library));
+}
+
+}  // namespace layercake::kernels::cuda
