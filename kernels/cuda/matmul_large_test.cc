@@ -1,0 +1,184 @@
+#include "kernels/cuda/matmul_large.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/gpu_test_support.h"
+#include "kernels/cuda/tiled_matmul.h"
+
+namespace layercake::kernels::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+double Tolerance(WeightType type) {
+  // bf16 activations 1.7e-3; f16 activations 2e-4 and, for quantised types, f16 weights as well.
+  return type == WeightType::kBF16 || type == WeightType::kMXFP4 ? 3e-3 : 6e-4;
+}
+
+class LargeMatmulTest : public GpuTest {
+ protected:
+  std::unique_ptr<LargeMatmul> Create(int64_t max_quantised_weights, bool own_kernel) {
+    LargeMatmulOptions options;
+    options.max_quantised_weights = max_quantised_weights;
+    options.own_kernel = own_kernel;
+    auto large = LargeMatmul::Create(context_, options);
+    EXPECT_TRUE(large.ok()) << large.status();
+    return large.ok() ? *std::move(large) : nullptr;
+  }
+
+  std::unique_ptr<CudaMatrix> UploadWeights(WeightType type, int64_t n, int64_t k,
+                                            const std::vector<uint8_t>& bytes) {
+    auto matrix = UploadMatrix(
+        context_, type, n, k,
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
+    EXPECT_TRUE(matrix.ok()) << matrix.status();
+    return matrix.ok() ? *std::move(matrix) : nullptr;
+  }
+
+  std::unique_ptr<Operand> MakeOperand(const std::vector<float>& x, int rows, int64_t k) {
+    constexpr OperandForms kForms = kFloat16Form | kBfloat16Form;
+    auto operand = Operand::Create(context_, rows, k, kForms);
+    EXPECT_TRUE(operand.ok()) << operand.status();
+    if (!operand.ok()) return nullptr;
+    const DeviceArray values = Upload(x);
+    EXPECT_TRUE(PlainOperand(context_, values.as<float>(), rows, k, kForms, **operand).ok());
+    EXPECT_EQ(cudaStreamSynchronize(context_.stream), cudaSuccess);
+    return *std::move(operand);
+  }
+
+  std::vector<float> Multiply(LargeMatmul& large, const CudaMatrix& w, const Operand& operand,
+                              int rows, int64_t stride, const std::vector<float>& before,
+                              const float* bias, bool accumulate) {
+    const DeviceArray out = Upload(before);
+    const Product product = {&w, bias, out.as<float>(), stride, accumulate};
+    const absl::Status status = large.Multiply({&product, 1}, operand, rows);
+    EXPECT_TRUE(status.ok()) << status;
+    return Download<float>(out, static_cast<int64_t>(before.size()));
+  }
+};
+
+std::vector<float> Columns(const std::vector<float>& out, int64_t rows, int64_t n, int64_t stride) {
+  std::vector<float> part;
+  for (int64_t r = 0; r < rows; ++r) {
+    part.insert(part.end(), out.begin() + r * stride, out.begin() + r * stride + n);
+  }
+  return part;
+}
+
+TEST_F(LargeMatmulTest, AgreesWithTheProductInDoubleForEveryType) {
+  constexpr int kMostRows = 257;
+  const std::pair<int64_t, int64_t> sizes[] = {{131, 1024}, {1030, 768}};
+  for (const bool own_kernel : {false, true}) {
+    const auto large = Create(1030 * 768, own_kernel);
+    ASSERT_NE(large, nullptr);
+    for (const auto& [n, k] : sizes) {
+      base::SeededRandom random(static_cast<uint64_t>(n + k));
+      const std::vector<float> x = HeavyTailedRows(random, kMostRows, k);
+      const auto operand = MakeOperand(x, kMostRows, k);
+      ASSERT_NE(operand, nullptr);
+      for (const WeightType type : kAllTypes) {
+        if (type == WeightType::kF32) continue;
+        SCOPED_TRACE(absl::StrCat(WeightTypeName(type), " n ", n, " k ", k, " library ",
+                                  large->uses_library()));
+        const std::vector<uint8_t> bytes = RandomWeights(random, type, n, k);
+        const auto w = UploadWeights(type, n, k, bytes);
+        ASSERT_NE(w, nullptr);
+        const std::vector<double> reference =
+            ReferenceProduct(x, Dequantized(type, bytes, n, k), kMostRows, n, k);
+        for (const int rows : {17, 33, 64, kMostRows}) {
+          const int64_t stride = n + 3;
+          const std::vector<float> out = Multiply(*large, *w, *operand, rows, stride,
+                                                  Poisoned(rows * stride + 64), nullptr, false);
+          const std::vector<double> part(reference.begin(), reference.begin() + rows * n);
+          EXPECT_LT(RelativeError(Columns(out, rows, n, stride), part), Tolerance(type))
+              << rows << " rows";
+          for (int64_t i = 0; i < static_cast<int64_t>(out.size()); ++i) {
+            const bool written = i < rows * stride && i % stride < n;
+            ASSERT_EQ(std::isnan(out[static_cast<size_t>(i)]), !written) << "at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LargeMatmulTest, AddsTheBiasAndTheOutputInEveryPanel) {
+  constexpr int64_t kN = 700;
+  constexpr int64_t kK = 512;
+  constexpr int kRows = 40;
+  base::SeededRandom random(23);
+  const std::vector<float> x = HeavyTailedRows(random, kRows, kK);
+  const auto operand = MakeOperand(x, kRows, kK);
+  const std::vector<float> before = RandomFloats(random, kRows * kN, 30);
+  const std::vector<float> bias = RandomFloats(random, kN, 30);
+  const DeviceArray bias_array = Upload(bias);
+  for (const bool own_kernel : {false, true}) {
+    // Room for 256 rows: three panels.
+    const auto large = Create(300 * kK, own_kernel);
+    ASSERT_NE(large, nullptr);
+    for (const WeightType type : {WeightType::kQ4_K, WeightType::kBF16, WeightType::kF16}) {
+      const std::vector<uint8_t> bytes = RandomWeights(random, type, kN, kK);
+      const auto w = UploadWeights(type, kN, kK, bytes);
+      ASSERT_NE(w, nullptr);
+      for (const bool accumulate : {false, true}) {
+        std::vector<double> reference =
+            ReferenceProduct(x, Dequantized(type, bytes, kN, kK), kRows, kN, kK);
+        for (size_t i = 0; i < reference.size(); ++i) {
+          reference[i] += static_cast<double>(bias[i % kN]);
+          if (accumulate) reference[i] += static_cast<double>(before[i]);
+        }
+        const std::vector<float> out =
+            Multiply(*large, *w, *operand, kRows, kN, accumulate ? before : Poisoned(kRows * kN),
+                     bias_array.as<float>(), accumulate);
+        EXPECT_LT(RelativeError(out, reference), Tolerance(type))
+            << WeightTypeName(type) << " accumulate " << accumulate;
+      }
+    }
+  }
+}
+
+TEST_F(LargeMatmulTest, EqualCallsHaveEqualBits) {
+  constexpr int64_t kN = 5120;
+  constexpr int64_t kK = 1024;
+  constexpr int kRows = 100;
+  base::SeededRandom random(29);
+  const auto operand = MakeOperand(HeavyTailedRows(random, kRows, kK), kRows, kK);
+  for (const bool own_kernel : {false, true}) {
+    const auto large = Create(kN * kK, own_kernel);
+    ASSERT_NE(large, nullptr);
+    const auto w =
+        UploadWeights(WeightType::kQ6_K, kN, kK, RandomWeights(random, WeightType::kQ6_K, kN, kK));
+    const auto once =
+        Multiply(*large, *w, *operand, kRows, kN, Poisoned(kRows * kN), nullptr, false);
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_EQ(Multiply(*large, *w, *operand, kRows, kN, Poisoned(kRows * kN), nullptr, false),
+                once);
+    }
+  }
+}
+
+TEST_F(LargeMatmulTest, RefusesWhatItWasNotMadeFor) {
+  base::SeededRandom random(31);
+  const auto large = Create(64 * 256, true);
+  ASSERT_NE(large, nullptr);
+  const auto operand = MakeOperand(RandomFloats(random, 20 * 256), 20, 256);
+  const auto f32 =
+      UploadWeights(WeightType::kF32, 64, 256, RandomWeights(random, WeightType::kF32, 64, 256));
+  const auto wide = UploadWeights(WeightType::kQ8_0, 512, 256,
+                                  RandomWeights(random, WeightType::kQ8_0, 512, 256));
+  const DeviceArray out = Upload(Poisoned(20 * 512));
+  Product product = {f32.get(), nullptr, out.as<float>(), 64, false};
+  EXPECT_THAT(large->Multiply({&product, 1}, *operand, 20).message(), HasSubstr("takes no F32"));
+  product = {wide.get(), nullptr, out.as<float>(), 512, false};
+  EXPECT_THAT(large->Multiply({&product, 1}, *operand, 20).message(), HasSubstr("do not fit"));
+  EXPECT_THAT(large->Multiply({&product, 1}, *operand, 21).message(), HasSubstr("21 rows"));
+}
+
+}  // namespace
+}  // namespace layercake::kernels::cuda
