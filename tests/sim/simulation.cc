@@ -1,0 +1,315 @@
+#include "tests/sim/simulation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "spdlog/spdlog.h"
+#include "tests/testing/memory_link.h"
+
+namespace layercake::sim {
+namespace {
+
+enum EventKind : uint64_t { kPlanSeen = 1, kResultMade, kToken, kEnd, kError };
+
+// How often it is looked whether everything has ended.
+constexpr absl::Duration kSlice = absl::Milliseconds(20);
+
+}  // namespace
+
+// Posts arrive a fixed time later, in order: the way of a Session.
+class Simulation::DelayedExecutor final : public base::Executor {
+ public:
+  DelayedExecutor(base::VirtualLoop& loop, absl::Duration delay) : loop_(loop), delay_(delay) {}
+  bool Post(base::Task task) override {
+    loop_.At(loop_.Now() + delay_, std::move(task));
+    return true;
+  }
+
+ private:
+  base::VirtualLoop& loop_;
+  const absl::Duration delay_;
+};
+
+class Simulation::Sink final : public coordinator::RequestSink {
+ public:
+  Sink(Simulation& simulation, size_t index, double bytes_per_second)
+      : simulation_(simulation), index_(index), bytes_per_second_(bytes_per_second) {}
+
+  void OnStarted(const v1::Started& started) override { outcome().started = started; }
+  void OnPromptLogprobs(const v1::PromptLogprobs&) override {}
+  void OnDelta(v1::Delta delta) override {
+    SimOutcome::Choice& choice = outcome().choices.at(static_cast<size_t>(delta.index()));
+    for (const int32_t token : delta.token_ids()) {
+      choice.tokens.push_back(token);
+      choice.times.push_back(simulation_.Now());
+      simulation_.Note(kToken, index_, static_cast<uint64_t>(token));
+    }
+    choice.text += delta.text();
+    Receive(delta.ByteSizeLong());
+  }
+  void OnFinished(const v1::Finished& finished) override {
+    outcome().choices.at(static_cast<size_t>(finished.index())).finished = finished;
+    simulation_.Note(kEnd, index_, static_cast<uint64_t>(finished.reason()));
+    if (--outcome().open == 0) End();
+  }
+  void OnError(const absl::Status& status) override {
+    outcome().error = status;
+    simulation_.Note(kError, index_, static_cast<uint64_t>(status.code()));
+    End();
+  }
+  size_t pending_bytes() const override {
+    const double read = bytes_per_second_ * (simulation_.Now() - since_);
+    return read >= static_cast<double>(pending_) ? 0 : pending_ - static_cast<size_t>(read);
+  }
+  void End() {
+    outcome().ended = simulation_.Now();
+    simulation_.report_.seconds = simulation_.Now();
+    --simulation_.open_;
+  }
+
+ private:
+  SimOutcome& outcome() { return simulation_.report_.outcomes[index_]; }
+  void Receive(size_t bytes) {
+    pending_ = pending_bytes() + bytes;
+    since_ = simulation_.Now();
+    outcome().peak_pending_bytes = std::max(outcome().peak_pending_bytes, pending_);
+  }
+
+  Simulation& simulation_;
+  const size_t index_;
+  const double bytes_per_second_;
+  size_t pending_ = 0;
+  double since_ = 0;
+};
+
+Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, uint64_t seed)
+    : options_(std::move(options)), tokenizer_(tokenizer), random_(seed) {
+  spdlog::set_level(spdlog::level::warn);  // a line per channel is too many over thousands of runs
+  const int stages = static_cast<int>(options_.stages.size());
+  const coordinator::SchedulerOptions& scheduler = options_.scheduler;
+  coordinator::EngineOptions engine;
+  engine.scheduler = scheduler;
+  engine.scheduler.stages = stages;
+  engine.scheduler.max_in_flight = std::max(scheduler.max_in_flight, 1);
+  engine.max_pending_bytes = options_.max_pending_bytes;
+  engine.reader_timeout = options_.reader_timeout;
+  coordinator::ChainPlan& plan = engine.chain.plan;
+  for (int stage = 0; stage < stages; ++stage) {
+    plan.stages.push_back({static_cast<uint32_t>(stage), static_cast<uint32_t>(stage + 1)});
+  }
+  plan.kv_blocks = scheduler.kv_blocks;
+  plan.kv_block_tokens = scheduler.block_tokens;
+  plan.max_rows = scheduler.max_rows;
+  plan.max_sequences = scheduler.max_sequences;
+  plan.context_tokens = options_.context_tokens;
+  plan.max_in_flight = engine.scheduler.max_in_flight;
+  plan.transport = "local";
+  const auto rows = static_cast<uint32_t>(scheduler.max_rows);
+  plan.ring.set_plan_slots(static_cast<uint32_t>(plan.max_in_flight) + 2);
+  plan.ring.set_activation_slots(static_cast<uint32_t>(plan.max_in_flight) + 1);
+  plan.ring.set_plan_slot_bytes(8'192 + rows * 64 +
+                                10 * static_cast<uint32_t>(options_.context_tokens));
+  plan.ring.set_activation_slot_bytes(4'096 + rows * 32);
+
+  fabric_.clock = &loop_;
+  fabric_.timers = &loop_;
+  fabric_.hop = absl::Seconds(options_.hop_seconds);
+  session_ = std::make_unique<DelayedExecutor>(loop_, absl::Seconds(options_.session_seconds));
+  engine_ = std::make_unique<coordinator::EngineImpl>(
+      std::move(engine), tokenizer_, loop_, loop_, loop_, random_,
+      coordinator::EngineImpl::Events{.on_changed = [] {},
+                                      .on_ready = [](bool) {},
+                                      .on_stopped =
+                                          [this](absl::Status status) {
+                                            if (report_.failure.ok())
+                                              report_.failure = std::move(status);
+                                          }});
+  for (int stage = 0; stage < stages; ++stage) {
+    auto [down, up] = testing::MakeMemoryLinks(*session_);
+    engine_->AddSession(std::move(down), "sim");
+    workers_.push_back(std::make_unique<SimWorker>(
+        SimWorkerOptions{.stage = stage,
+                         .cost = options_.stages[static_cast<size_t>(stage)],
+                         .reads = options_.reads},
+        loop_, loop_, loop_, fabric_, std::move(up),
+        [this](const v1::MicroBatchPlan& plan_seen) {
+          int64_t plan_rows = 0;
+          for (const v1::RowDescriptor& row : plan_seen.rows()) plan_rows += row.tokens_size();
+          report_.rows += plan_rows;
+          ++report_.steps;
+          Note(kPlanSeen, plan_seen.step(), static_cast<uint64_t>(plan_rows));
+          if (keep_plans_) plans_.push_back(plan_seen);
+        },
+        [this](const v1::StepResult& result) {
+          Note(kResultMade, result.step(), static_cast<uint64_t>(result.results_size()));
+        }));
+  }
+}
+
+Simulation::~Simulation() {
+  // Ends the links while the workers are there to hear of it.
+  engine_.reset();
+  loop_.RunPosted();
+  workers_.clear();
+}
+
+void Simulation::Note(uint64_t kind, uint64_t a, uint64_t b) {
+  const auto time = static_cast<uint64_t>(absl::ToInt64Nanoseconds(loop_.Now().since_start()));
+  for (const uint64_t value : {time, kind, a, b}) {
+    report_.trace = (report_.trace ^ value) * 0x100000001B3u;  // FNV-1a over words
+  }
+}
+
+void Simulation::Start() {
+  engine_->Start();
+  for (auto& worker : workers_) worker->Start();
+  for (int i = 0; i < 10'000; ++i) {
+    loop_.Advance(absl::Milliseconds(1));
+    if (engine_->Status().state() == v1::CHAIN_STATE_SERVING) return;
+  }
+  LC_CHECK(false, "the simulated chain did not start: ", engine_->Status().reason());
+}
+
+void Simulation::SubmitNext() {
+  const size_t index = next_request_++;
+  SimRequest& request = requests_[index];
+  SimOutcome& outcome = report_.outcomes[index];
+  outcome.submitted = Now();
+  outcome.open = 1;
+  outcome.choices.resize(static_cast<size_t>(outcome.open));
+  sinks_[index] = std::make_shared<Sink>(*this, index, request.bytes_per_second);
+  ++open_;
+  engine_->Submit(request.request, sinks_[index]);
+  if (request.cancel_at >= 0) {
+    loop_.At(At(request.cancel_at), [this, index] { Cancel(index); });
+  }
+  ArmNextRequest();
+}
+
+void Simulation::ArmNextRequest() {
+  if (next_request_ >= requests_.size()) return;
+  loop_.At(At(requests_[next_request_].at), [this] { SubmitNext(); });
+}
+
+void Simulation::Cancel(size_t index) {
+  SimOutcome& outcome = report_.outcomes[index];
+  if (outcome.ended >= 0) return;
+  outcome.cancelled = true;
+  engine_->Drop(sinks_[index]);
+  sinks_[index]->End();
+}
+
+std::vector<double> Simulation::BusySeconds() const {
+  std::vector<double> busy;
+  for (const auto& worker : workers_) {
+    busy.push_back(absl::ToDoubleSeconds(worker->device().busy()));
+  }
+  return busy;
+}
+
+bool Simulation::Idle() {
+  if (next_request_ < requests_.size() || open_ > 0) return false;
+  bool idle = false;
+  engine_->GetLoads([&](v1::GetLoadsResponse loads) {
+    idle = loads.running() == 0 && loads.queued() == 0 && loads.micro_batches_in_flight() == 0;
+    report_.loads = std::move(loads);
+  });
+  loop_.RunPosted();
+  return idle;
+}
+
+SimReport Simulation::Run(std::vector<SimRequest> requests,
+                          std::optional<std::pair<double, double>> window) {
+  Start();
+  origin_ = loop_.Now().since_start();
+  requests_ = std::move(requests);
+  report_.outcomes.resize(requests_.size());
+  sinks_.resize(requests_.size());
+  std::vector<double> before = BusySeconds();
+  std::vector<double> after;
+  if (window) {
+    loop_.At(At(window->first), [&] { before = BusySeconds(); });
+    loop_.At(At(window->second), [&] { after = BusySeconds(); });
+  }
+  ArmNextRequest();
+  const base::Instant limit = loop_.Now() + options_.limit;
+  while (!Idle() && report_.failure.ok() && loop_.Now() < limit) {
+    loop_.Advance(kSlice);
+    report_.peak_blocks = std::max<int64_t>(report_.peak_blocks, report_.loads.kv_blocks_used());
+  }
+  if (after.empty()) after = BusySeconds();
+  for (size_t stage = 0; stage < workers_.size(); ++stage) {
+    report_.busy_seconds.push_back(after[stage] - before[stage]);
+    if (report_.failure.ok()) report_.failure = workers_[stage]->status();
+  }
+  return report_;
+}
+
+std::unique_ptr<model::Tokenizer> MakeSimTokenizer() {
+  model::TokenizerSpec spec;
+  spec.model = "gpt2";
+  spec.pre = "gpt-2";
+  for (int i = 0; i < kSimVocabulary; ++i) {
+    spec.tokens.push_back({static_cast<char>('a' + i / 16), static_cast<char>('a' + i % 16)});
+  }
+  spec.tokens.emplace_back("<|end|>");
+  spec.token_types.assign(spec.tokens.size(), 1);
+  spec.token_types.back() = 3;
+  spec.eos_id = kSimVocabulary;
+  spec.merges = {"a a"};
+  auto tokenizer = model::Tokenizer::Create(std::move(spec));
+  LC_CHECK(tokenizer.ok(), tokenizer.status().ToString());
+  return *std::move(tokenizer);
+}
+
+coordinator::PreparedRequest SimPrompt(std::vector<int32_t> prompt, int max_tokens, uint64_t seed) {
+  coordinator::PreparedRequest request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.ignore_end_of_generation = true;
+  request.sampling.set_top_p(1);
+  request.sampling.set_repetition_penalty(1);
+  request.sampling.set_top_logprobs(-1);
+  request.sampling.set_seed(seed);
+  return request;
+}
+
+std::vector<int32_t> RandomTokens(base::Random& random, int count) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) {
+    token = static_cast<int32_t>(random.Below(static_cast<uint64_t>(kSimVocabulary)));
+  }
+  return tokens;
+}
+
+double Percentile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto rank = static_cast<size_t>(share * static_cast<double>(values.size()));
+  return values[std::min(rank, values.size() - 1)];
+}
+
+std::vector<double> TokenGaps(const SimReport& report) {
+  std::vector<double> gaps;
+  for (const SimOutcome& outcome : report.outcomes) {
+    for (const SimOutcome::Choice& choice : outcome.choices) {
+      for (size_t i = 1; i < choice.times.size(); ++i) {
+        gaps.push_back(choice.times[i] - choice.times[i - 1]);
+      }
+    }
+  }
+  return gaps;
+}
+
+std::vector<double> FirstTokenTimes(const SimReport& report) {
+  std::vector<double> times;
+  for (const SimOutcome& outcome : report.outcomes) {
+    if (!outcome.choices.empty() && !outcome.choices[0].times.empty()) {
+      times.push_back(outcome.choices[0].times[0] - outcome.submitted);
+    }
+  }
+  return times;
+}
+
+}  // namespace layercake::sim

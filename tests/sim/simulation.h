@@ -1,0 +1,136 @@
+// A whole chain in virtual time, in one thread: the real engine, chain and scheduler, the real
+// channel ends and step loops; simulated devices, channels, Sessions, clients and arithmetic.
+// A seed and its options decide everything: two runs do the same, event for event (trace()).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/random.h"
+#include "base/testing/virtual_loop.h"
+#include "coordinator/engine_impl.h"
+#include "model/tokenizer/tokenizer.h"
+#include "tests/sim/sim_worker.h"
+
+namespace layercake::sim {
+
+struct SimOptions {
+  std::vector<StageCost> stages;  // one for each
+  double hop_seconds = 0;         // between stages
+  double session_seconds = 0;     // between coordinator and workers
+  Reads reads = Reads::kEvery;
+  int context_tokens = 256;
+  // stages and max_in_flight (at least the number of stages) may be left out.
+  coordinator::SchedulerOptions scheduler;
+  size_t max_pending_bytes = 1 << 20;
+  absl::Duration reader_timeout = absl::Seconds(30);
+  absl::Duration limit = absl::Seconds(3600);  // of virtual time
+};
+
+// A client's request and what the client does.
+struct SimRequest {
+  double at = 0;  // seconds from the start
+  coordinator::PreparedRequest request;
+  double cancel_at = -1;          // seconds from the start; < 0: never
+  double bytes_per_second = 1e9;  // how fast it reads
+};
+
+struct SimOutcome {
+  struct Choice {
+    std::vector<int32_t> tokens;
+    std::vector<double> times;  // of each token, seconds from the start
+    std::string text;
+    std::optional<v1::Finished> finished;
+  };
+  std::vector<Choice> choices;
+  std::optional<v1::Started> started;
+  absl::Status error;
+  double submitted = 0;
+  double ended = -1;  // < 0: it never did
+  bool cancelled = false;
+  int open = 0;  // choices that have not ended
+  size_t peak_pending_bytes = 0;
+};
+
+// What was seen while requests ran.
+struct SimReport {
+  std::vector<SimOutcome> outcomes;
+  absl::Status failure;              // of the chain or of a worker
+  double seconds = 0;                // virtual, from the first to the last event of a request
+  std::vector<double> busy_seconds;  // of each stage, in the same time
+  int64_t steps = 0;
+  int64_t rows = 0;
+  int64_t peak_blocks = 0;
+  v1::GetLoadsResponse loads;  // at the end, when nothing runs any more
+  uint64_t trace = 0;          // hash over every event with its time
+};
+
+class Simulation {
+ public:
+  // `tokenizer`: MakeSimTokenizer's, or another one of at least kSimVocabulary tokens.
+  Simulation(SimOptions options, const model::Tokenizer& tokenizer, uint64_t seed);
+  ~Simulation();
+
+  // Requests in order of `at`. Returns when every one has ended and the chain is idle, or at the
+  // limit of virtual time. Once per simulation. `window` (seconds from the start): busy time is
+  // counted in it alone.
+  SimReport Run(std::vector<SimRequest> requests,
+                std::optional<std::pair<double, double>> window = std::nullopt);
+
+  // Rows of each plan, in order, as stage 0 saw them.
+  const std::vector<v1::MicroBatchPlan>& plans() const { return plans_; }
+  void KeepPlans() { keep_plans_ = true; }
+
+ private:
+  class Sink;
+  class DelayedExecutor;
+
+  void Start();
+  void SubmitNext();
+  void ArmNextRequest();
+  void Cancel(size_t index);
+  void Note(uint64_t kind, uint64_t a, uint64_t b);
+  base::Instant At(double seconds) const {
+    return base::Instant::FromStart(origin_ + absl::Seconds(seconds));
+  }
+  double Now() const { return absl::ToDoubleSeconds(loop_.Now().since_start() - origin_); }
+  std::vector<double> BusySeconds() const;
+  bool Idle();
+
+  const SimOptions options_;
+  const model::Tokenizer& tokenizer_;
+  base::VirtualLoop loop_;
+  base::SeededRandom random_;
+  absl::Duration origin_;
+  SimFabric fabric_;
+  std::unique_ptr<DelayedExecutor> session_;
+  std::unique_ptr<coordinator::EngineImpl> engine_;
+  std::vector<std::unique_ptr<SimWorker>> workers_;
+  std::vector<SimRequest> requests_;
+  std::vector<std::shared_ptr<Sink>> sinks_;
+  size_t next_request_ = 0;
+  int open_ = 0;
+  SimReport report_;
+  bool keep_plans_ = false;
+  std::vector<v1::MicroBatchPlan> plans_;
+};
+
+// Words of two letters, one for each id that the model produces, and an end of generation.
+std::unique_ptr<model::Tokenizer> MakeSimTokenizer();
+
+// A greedy request without an end but max_tokens.
+coordinator::PreparedRequest SimPrompt(std::vector<int32_t> prompt, int max_tokens, uint64_t seed);
+// Random ids.
+std::vector<int32_t> RandomTokens(base::Random& random, int count);
+
+// The value below which `share` of the values lie; 0 without values. Sorts.
+double Percentile(std::vector<double> values, double share);
+// Seconds between a request's tokens, over all requests; to the first token likewise.
+std::vector<double> TokenGaps(const SimReport& report);
+std::vector<double> FirstTokenTimes(const SimReport& report);
+
+}  // namespace layercake::sim
