@@ -14,7 +14,6 @@
 namespace layercake::stage_worker {
 namespace {
 
-constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
 // A timer this late: this process stood still, so it judges nobody for now.
 constexpr absl::Duration kOwnStall = absl::Seconds(1);
 // The coordinator that asked for the end needs no long goodbye.
@@ -47,9 +46,7 @@ Worker::Worker(WorkerOptions options, WorkerEnvironment environment,
 
 Worker::~Worker() {
   *alive_ = false;
-  if (load_state_ != nullptr) load_state_->stop = true;
-  for (base::TimerId* timer :
-       {&dial_timer_, &heartbeat_timer_, &progress_timer_, &farewell_timer_, &drain_timer_}) {
+  for (base::TimerId* timer : {&dial_timer_, &heartbeat_timer_, &farewell_timer_, &drain_timer_}) {
     CancelTimer(*timer);
   }
 }
@@ -241,146 +238,40 @@ absl::Status Worker::OnAssignment(const v1::Assignment& assignment) {
                assignment.epoch());
   assignment_ = assignment;
   state_ = State::kLoading;
-  load_state_ = std::make_shared<LoadState>();
-  last_load_progress_ = environment_.clock->Now();
-  progress_timer_ = After(kProgressInterval, &Worker::OnProgressTimer);
-  const bool posted = environment_.loading->Post([this, alive = alive_, state = load_state_,
-                                                  provider = environment_.provider, assignment,
-                                                  executor = environment_.executor] {
-    absl::StatusOr<std::unique_ptr<LoadedModel>> loaded = Load(*provider, assignment, *state);
-    // A step thread that has ended needs no answer.
-    static_cast<void>(executor->Post([this, alive, result = std::move(loaded)]() mutable {
-      if (*alive) OnFetched(std::move(result));
-    }));
-  });
-  fetching_ = posted;
-  return posted ? absl::OkStatus() : absl::ResourceExhaustedError("the loading thread is busy");
+  loader_ = std::make_unique<StageLoader>(
+      StageLoaderContext{.clock = environment_.clock,
+                         .timers = environment_.timers,
+                         .step_thread = environment_.executor,
+                         .loading_thread = environment_.loading,
+                         .device = environment_.device,
+                         .ops = environment_.ops,
+                         .provider = environment_.provider},
+      assignment, options_.load_silence,
+      StageLoader::Callbacks{
+          .on_progress = [this](uint64_t loaded, uint64_t total) { SendProgress(loaded, total); },
+          .on_done = [this](absl::StatusOr<LoadedStage> loaded) { OnLoaded(std::move(loaded)); },
+          .on_drained = [this] { TryEnd(); }});
+  return loader_->Start();
 }
 
-absl::StatusOr<std::unique_ptr<Worker::LoadedModel>> Worker::Load(ModelProvider& provider,
-                                                                  const v1::Assignment& assignment,
-                                                                  LoadState& state) {
-  auto loaded = std::make_unique<LoadedModel>();
-  LC_ASSIGN_OR_RETURN(loaded->source, provider.Open(assignment));
-  const model::ModelFiles& files = loaded->source->files();
-  LC_ASSIGN_OR_RETURN(loaded->config, model::ReadModelConfig(files.metadata(), files.tensors()));
-  LC_ASSIGN_OR_RETURN(loaded->limits, LimitsForModel(assignment, loaded->config));
-  LC_ASSIGN_OR_RETURN(loaded->plan,
-                      model::PlanWeights(loaded->config, files.tensors(),
-                                         static_cast<uint32_t>(assignment.layer_first()),
-                                         static_cast<uint32_t>(assignment.layer_end())));
-  state.total = loaded->plan.total_bytes;
-  LC_ASSIGN_OR_RETURN(loaded->fetched, FetchTensors(*loaded->source, loaded->plan,
-                                                    [&state](uint64_t done, uint64_t total) {
-                                                      state.total = total;
-                                                      state.loaded = done;
-                                                      return !state.stop;
-                                                    }));
-  return loaded;
-}
-
-void Worker::OnProgressTimer() {
-  progress_timer_ = base::TimerId::kNone;
-  if (state_ != State::kLoading) return;
-  const base::Instant now = environment_.clock->Now();
-  const uint64_t loaded = load_state_->loaded;
-  if (loaded != reported_bytes_) {
-    reported_bytes_ = loaded;
-    last_load_progress_ = now;
-    v1::FromWorker message;
-    message.mutable_load_progress()->set_loaded_bytes(loaded);
-    message.mutable_load_progress()->set_total_bytes(load_state_->total);
-    Send(message);
-  } else if (now - last_load_progress_ > options_.load_silence) {
-    Fail(absl::DeadlineExceededError(absl::StrCat(
-        "stage ", assignment_.stage(), ": loading stood still for ",
-        absl::FormatDuration(now - last_load_progress_), " at ", loaded, " of ",
-        load_state_->total.load(), " bytes; the disk or the link to the coordinator hangs")));
-    return;
-  }
-  if (state_ == State::kLoading) {
-    progress_timer_ = After(kProgressInterval, &Worker::OnProgressTimer);
-  }
-}
-
-void Worker::OnFetched(absl::StatusOr<std::unique_ptr<LoadedModel>> loaded) {
-  fetching_ = false;
-  if (state_ != State::kLoading) return;
-  if (!loaded.ok()) {
-    FailStage(loaded.status());
-    return;
-  }
-  CancelTimer(progress_timer_);
-  loaded_ = *std::move(loaded);
+void Worker::SendProgress(uint64_t loaded, uint64_t total) {
   v1::FromWorker message;
-  message.mutable_load_progress()->set_loaded_bytes(loaded_->plan.total_bytes);
-  message.mutable_load_progress()->set_total_bytes(loaded_->plan.total_bytes);
+  message.mutable_load_progress()->set_loaded_bytes(loaded);
+  message.mutable_load_progress()->set_total_bytes(total);
   Send(message);
-  builder_ =
-      std::make_unique<WeightBuilder>(loaded_->config, loaded_->plan, std::move(loaded_->fetched),
-                                      std::move(loaded_->source), *environment_.ops);
-  BuildWeights();
 }
 
-void Worker::BuildWeights() {
-  if (state_ != State::kLoading) return;
-  const absl::StatusOr<bool> done = builder_->Step();
-  absl::Status status = done.status();
-  if (status.ok() && *done) {
-    MakeStage();
-  } else if (status.ok()) {
-    // One tensor per task: heartbeats come in between.
-    if (!environment_.executor->Post([this, alive = alive_] {
-          if (*alive) BuildWeights();
-        })) {
-      status = absl::ResourceExhaustedError("the step thread's queue is full");
-    }
-  }
+void Worker::OnLoaded(absl::StatusOr<LoadedStage> loaded) {
+  absl::Status status = loaded.status();
+  if (status.ok()) status = OnStageMade(*std::move(loaded));
   if (!status.ok()) FailStage(status);
 }
 
-void Worker::MakeStage() {
-  const kernels::KvType kv_type = assignment_.kv_type() == v1::KV_CACHE_TYPE_F32
-                                      ? kernels::KvType::kF32
-                                      : kernels::KvType::kF16;
-  struct Making {
-    model::ModelConfig config;
-    StageLimits limits;
-    StageWeights weights;
-    std::unique_ptr<Stage> stage;
-  };
-  // Shared by the two halves of one piece of work.
-  auto making = std::make_shared<Making>();
-  making->config = loaded_->config;
-  making->limits = loaded_->limits;
-  making->weights = builder_->Take();
-  builder_.reset();
-  making_stage_ = true;
-  // As work of the device, because making gigabytes of memory ready takes seconds on a CPU, and
-  // heartbeats must go on.
-  environment_.device->Submit(
-      [making, kv_type, device = environment_.device, ops = environment_.ops]() -> absl::Status {
-        LC_ASSIGN_OR_RETURN(making->stage,
-                            Stage::Create(*device, *ops, making->config, std::move(making->weights),
-                                          making->limits, kv_type));
-        return absl::OkStatus();
-      },
-      [this, alive = alive_, making](absl::Status status) {
-        if (!*alive) return;
-        making_stage_ = false;
-        if (state_ != State::kLoading) {
-          TryEnd();
-          return;
-        }
-        if (status.ok()) status = OnStageMade(std::move(making->stage));
-        if (!status.ok()) FailStage(status);
-      });
-}
-
-absl::Status Worker::OnStageMade(std::unique_ptr<Stage> stage) {
-  stage_ = std::move(stage);
+absl::Status Worker::OnStageMade(LoadedStage loaded) {
+  limits_ = std::move(loaded.limits);
+  stage_ = std::move(loaded.stage);
   state_ = State::kConnecting;
-  if (!loaded_->limits.first()) LC_RETURN_IF_ERROR(OfferUpstream());
+  if (!limits_.first()) LC_RETURN_IF_ERROR(OfferUpstream());
   if (pending_offer_.has_value()) {
     LC_RETURN_IF_ERROR(ConnectToDownstream(*pending_offer_));
     pending_offer_.reset();
@@ -469,15 +360,14 @@ absl::Status Worker::ConnectToDownstream(const v1::ChannelOffer& offer) {
 
 void Worker::BecomeReadyIfConnected() {
   if (state_ != State::kConnecting) return;
-  const StageLimits& limits = loaded_->limits;
   transport::ChannelReceiver* const receiver =
       upstream_ == nullptr ? nullptr : upstream_->receiver();
   transport::ChannelSender* const sender = downstream_ == nullptr ? nullptr : downstream_->sender();
-  if ((!limits.first() && receiver == nullptr) || (!limits.last() && sender == nullptr)) return;
+  if ((!limits_.first() && receiver == nullptr) || (!limits_.last() && sender == nullptr)) return;
   StepLoopOptions options;
-  options.limits = limits;
+  options.limits = limits_;
   options.step_timeout = absl::Seconds(assignment_.step_timeout_seconds());
-  options.upstream_peer = DescribePeer(limits.stage - 1, {});
+  options.upstream_peer = DescribePeer(limits_.stage - 1, {});
   options.downstream_peer = downstream_ == nullptr ? std::string() : downstream_->peer();
   StepLoop::Callbacks callbacks;
   callbacks.on_result = [this](v1::StepResult result) {
@@ -493,13 +383,13 @@ void Worker::BecomeReadyIfConnected() {
   state_ = State::kReady;
   v1::FromWorker message;
   v1::StageReady* ready = message.mutable_stage_ready();
-  ready->set_term(limits.term);
-  ready->set_epoch(limits.epoch);
+  ready->set_term(limits_.term);
+  ready->set_epoch(limits_.epoch);
   ready->set_weight_bytes(stage_->weight_bytes());
   ready->set_kv_bytes(stage_->kv_bytes());
   ready->set_buffer_bytes(stage_->buffer_bytes());
   Send(message);
-  spdlog::info("stage {}: ready", limits.stage);
+  spdlog::info("stage {}: ready", limits_.stage);
   // Frames may have come between the probe and now.
   if (state_ == State::kReady) loop_->OnChannelReady();
 }
@@ -528,7 +418,7 @@ std::string Worker::WaitingFor() const {
       if (downstream_ != nullptr && downstream_->sender() == nullptr) {
         return downstream_->WaitingFor();
       }
-      if (!loaded_->limits.first() && upstream_->receiver() == nullptr) {
+      if (!limits_.first() && upstream_->receiver() == nullptr) {
         return absl::StrCat("stage ", assignment_.stage(), " waits for stage ",
                             assignment_.stage() - 1, " to connect");
       }
@@ -586,13 +476,10 @@ void Worker::SayFarewell(absl::Status status, const v1::FromWorker& last_words) 
   const bool heard = state_ != State::kDialing && state_ != State::kHandshake;
   state_ = State::kFarewell;
   end_status_ = std::move(status);
-  for (base::TimerId* timer : {&dial_timer_, &heartbeat_timer_, &progress_timer_}) {
+  for (base::TimerId* timer : {&dial_timer_, &heartbeat_timer_}) {
     CancelTimer(*timer);
   }
-  if (load_state_ != nullptr) {
-    load_state_->stop = true;
-    environment_.provider->Cancel();
-  }
+  if (loader_ != nullptr) loader_->Stop();
   if (loop_ != nullptr) loop_->Stop();
   if (heard && !link_closed_) {
     Send(last_words);
@@ -622,7 +509,10 @@ void Worker::SayFarewell(absl::Status status, const v1::FromWorker& last_words) 
   }
 }
 
-bool Worker::Drained() const { return !making_stage_ && (loop_ == nullptr || loop_->drained()); }
+bool Worker::Drained() const {
+  const bool making_stage = loader_ != nullptr && loader_->making_stage();
+  return !making_stage && (loop_ == nullptr || loop_->drained());
+}
 
 void Worker::TryEnd() {
   if (state_ == State::kFarewell && farewell_over_ && Drained()) End();

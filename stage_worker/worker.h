@@ -7,7 +7,6 @@
 // Thread rule: the step thread. Callbacks of what it owns come there too.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,7 +25,8 @@
 #include "stage_worker/model_provider.h"
 #include "stage_worker/neighbour.h"
 #include "stage_worker/stage.h"
-#include "stage_worker/stage_weights.h"
+#include "stage_worker/stage_limits.h"
+#include "stage_worker/stage_loader.h"
 #include "stage_worker/step_loop.h"
 
 namespace layercake::stage_worker {
@@ -75,7 +75,7 @@ class Worker {
 
   // True when the device or the loading thread did not come back: they may still touch everything
   // here or wait for ever, so the process has to end without tearing anything down.
-  bool abandoned() const { return device_stuck_ || fetching_; }
+  bool abandoned() const { return device_stuck_ || (loader_ != nullptr && loader_->fetching()); }
 
  private:
   enum class State {
@@ -87,21 +87,6 @@ class Worker {
     kReady,
     kFarewell,
     kOver
-  };
-
-  // What the loading thread makes; used by one thread after the other.
-  struct LoadedModel {
-    model::ModelConfig config;
-    model::WeightMap plan;
-    StageLimits limits;
-    std::unique_ptr<model::ModelSource> source;
-    FetchedTensors fetched;
-  };
-  // Shared by the loading thread and the worker, whichever lives longer.
-  struct LoadState {
-    std::atomic<uint64_t> loaded{0};
-    std::atomic<uint64_t> total{0};
-    std::atomic<bool> stop{false};
   };
 
   // Session.
@@ -117,13 +102,9 @@ class Worker {
   void Send(const v1::FromWorker& message);
 
   // Loading.
-  static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(ModelProvider& provider,
-                                                           const v1::Assignment& assignment,
-                                                           LoadState& state);
-  void OnFetched(absl::StatusOr<std::unique_ptr<LoadedModel>> loaded);
-  void BuildWeights();
-  void MakeStage();
-  absl::Status OnStageMade(std::unique_ptr<Stage> stage);
+  void SendProgress(uint64_t loaded, uint64_t total);
+  void OnLoaded(absl::StatusOr<LoadedStage> loaded);
+  absl::Status OnStageMade(LoadedStage loaded);
 
   // Channels.
   NeighbourOptions MakeNeighbourOptions() const;
@@ -134,7 +115,6 @@ class Worker {
 
   // Being alive.
   void OnHeartbeatTimer();
-  void OnProgressTimer();
   void SendHeartbeat();
   std::string WaitingFor() const;
 
@@ -167,14 +147,9 @@ class Worker {
   base::Instant next_heartbeat_;
 
   v1::Assignment assignment_;
-  std::shared_ptr<LoadState> load_state_;  // see LoadState
-  bool fetching_ = false;                  // the loading thread has work of ours
-  bool making_stage_ = false;              // the device has
-  uint64_t reported_bytes_ = 0;
-  base::Instant last_load_progress_;
-  std::unique_ptr<LoadedModel> loaded_;
-  std::unique_ptr<WeightBuilder> builder_;
+  std::unique_ptr<StageLoader> loader_;
   std::optional<v1::ChannelOffer> pending_offer_;  // came while loading
+  StageLimits limits_;                             // once loaded
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<UpstreamEnd> upstream_;
   std::unique_ptr<DownstreamEnd> downstream_;
@@ -185,7 +160,6 @@ class Worker {
   bool device_stuck_ = false;
   base::TimerId dial_timer_ = base::TimerId::kNone;
   base::TimerId heartbeat_timer_ = base::TimerId::kNone;
-  base::TimerId progress_timer_ = base::TimerId::kNone;
   base::TimerId farewell_timer_ = base::TimerId::kNone;
   base::TimerId drain_timer_ = base::TimerId::kNone;
   // Tasks that come after the worker is gone find it false.
