@@ -11,6 +11,13 @@
 namespace layercake::cli {
 namespace {
 
+// Twice the worker's share of the cores: stages take turns while few streams run, and a worker that
+// waits leaves its cores to the others.
+int ThreadsPerWorker(int cores, int stages) {
+  const int share = std::max(1, (cores + stages - 1) / stages);
+  return std::min(cores, 2 * share);
+}
+
 constexpr int kMaxStages = 1024;
 
 int RangesIn(const std::string& layers) {
@@ -95,7 +102,7 @@ absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::stri
   options.coordinator.stages = stages;
   const std::string device = devices == 0 ? "cpu" : flags.devices.front();
   if (devices <= 1) options.devices.assign(static_cast<size_t>(stages), device);
-  if (options.threads == 0) options.threads = std::max(1, usable_cores / stages);
+  if (options.threads == 0) options.threads = ThreadsPerWorker(usable_cores, stages);
   return options;
 }
 

@@ -45,8 +45,9 @@ TEST(ChainFlags, TakesTheNumberOfStagesFromWhatIsGiven) {
 TEST(ChainFlags, SharesTheCoresOut) {
   ChainFlags flags;
   flags.stages = 3;
-  EXPECT_EQ(Make(flags, 8).threads, 2);
-  EXPECT_EQ(Make(flags, 2).threads, 1);
+  EXPECT_EQ(Make(flags, 8).threads, 6);
+  EXPECT_EQ(Make(flags, 2).threads, 2);
+  EXPECT_EQ(Make(flags, 1).threads, 1);
   flags.threads = 5;
   EXPECT_EQ(Make(flags, 2).threads, 5);
 }
