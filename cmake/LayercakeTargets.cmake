@@ -46,6 +46,13 @@ set(LAYERCAKE_COMMON_HEADERS
   <absl/functional/any_invocable.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
   <absl/time/time.h> <absl/types/span.h>)
 
+# A thread-sanitized program is told about the locks of the distribution's Abseil.
+function(layercake_tell_tsan name)
+  if(LAYERCAKE_SANITIZE MATCHES "thread")
+    target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/testing/tsan_abseil.cc)
+  endif()
+endfunction()
+
 function(layercake_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS;PRECOMPILE" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
@@ -60,6 +67,7 @@ function(layercake_binary name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE layercake_options ${ARG_DEPS})
+  layercake_tell_tsan(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 endfunction()
 
@@ -74,9 +82,7 @@ function(layercake_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE layercake_options ${ARG_DEPS} GTest::gmock_main)
   target_compile_definitions(${name} PRIVATE LAYERCAKE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  if(LAYERCAKE_SANITIZE MATCHES "thread")
-    target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/testing/tsan_abseil.cc)
-  endif()
+  layercake_tell_tsan(${name})
   list(LENGTH ARG_SOURCES source_count)
   if(source_count GREATER 2)
     layercake_precompile(${name} ${LAYERCAKE_COMMON_HEADERS} <gmock/gmock.h> <gtest/gtest.h>
