@@ -1,0 +1,46 @@
+#include "kernels/cuda/product_choice.h"
+
+#include <gtest/gtest.h>
+
+#include "kernels/cpu/kernels_test_support.h"
+#include "kernels/cuda/decode.h"
+
+namespace layercake::kernels::cuda {
+namespace {
+
+TEST(ProductChoice, GivesFewRowsToOneFamilyOfKernels) {
+  for (const WeightType type : kAllTypes) {
+    const ProductKernel one = ChooseProductKernel(type, 5120, 1);
+    EXPECT_NE(one, ProductKernel::kLarge) << WeightTypeName(type);
+    EXPECT_EQ(one == ProductKernel::kFloat, IsFloatType(type)) << WeightTypeName(type);
+    for (int rows = 2; rows <= 16; ++rows) {
+      EXPECT_EQ(ChooseProductKernel(type, 5120, rows), one) << WeightTypeName(type) << rows;
+    }
+  }
+}
+
+TEST(ProductChoice, GivesPromptsToTheMatrixLibrary) {
+  for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ8_0, WeightType::kBF16}) {
+    EXPECT_EQ(ChooseProductKernel(type, 5120, 512), ProductKernel::kLarge) << WeightTypeName(type);
+  }
+  EXPECT_EQ(ChooseProductKernel(WeightType::kF32, 5120, 512), ProductKernel::kFloat);
+}
+
+TEST(ProductChoice, AsksForTheFormsOfItsKernels) {
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ4_K, 5120, 16), kFixedForm);
+  EXPECT_EQ(FormsOfProduct(WeightType::kF32, 5120, 16), kFloat32Form);
+  for (const WeightType type : kAllTypes) {
+    EXPECT_NE(FormsOfProduct(type, 5120, 512), 0u) << WeightTypeName(type);
+  }
+}
+
+TEST(DecodeTogether, JoinsEqualTypesAndTheMixesOfCommonFiles) {
+  for (const WeightType type : kAllTypes) EXPECT_TRUE(DecodeTogether(type, type));
+  EXPECT_TRUE(DecodeTogether(WeightType::kQ4_K, WeightType::kQ6_K));
+  EXPECT_TRUE(DecodeTogether(WeightType::kQ6_K, WeightType::kQ5_K));
+  EXPECT_FALSE(DecodeTogether(WeightType::kQ4_K, WeightType::kQ5_K));
+  EXPECT_FALSE(DecodeTogether(WeightType::kQ4_0, WeightType::kQ6_K));
+}
+
+}  // namespace
+}  // namespace layercake::kernels::cuda
