@@ -1,10 +1,10 @@
 // Products of quantised and float weights with AVX2.
 //
 // One row of activations (decoding) is bound by the weights' bytes: each block is unpacked in
-// registers and used at once, about 11 micro-operations for the 20 bytes of a Q4_1 block. Several
-// rows (prefill) are bound by arithmetic: four rows of weights are unpacked once into the scratch
-// memory and meet all rows of activations from there, 6 operations per 32 multiplications.
-// Both add in the same order.
+// registers and used at once, about 11 micro-operations for the 20 bytes of a Q4_1 block. A few
+// rows do the same for four of them at a time. Many rows (prefill) are bound by arithmetic: four
+// rows of weights are unpacked once into the scratch memory and meet all rows of activations from
+// there, 6 operations per 32 multiplications. All add in the same order.
 #include "kernels/cpu/avx2_matmul.h"
 
 #include "kernels/cpu/avx2_formats.h"
@@ -46,6 +46,9 @@ struct ScratchLayout {
   float* scales;  // (4, groups)
   float* minima;  // (4, 2 * groups)
   int16_t* ints;  // (4, k)
+  // In place of ints: (8, groups) scales times activation scales. 8 * 4 bytes for each of at most
+  // k / 32 + 7 groups are no more than the 8 * k bytes of ints.
+  float* products;
   float* floats;  // (4, k padded to 8), in place of all of these
 
   ScratchLayout(Scratch scratch, int64_t k) {
@@ -54,6 +57,7 @@ struct ScratchLayout {
     scales = floats;
     minima = scales + kUnpackedRows * groups;
     ints = reinterpret_cast<int16_t*>(minima + 2 * kUnpackedRows * groups);
+    products = reinterpret_cast<float*>(ints);
   }
 };
 
@@ -69,63 +73,87 @@ constexpr int64_t MinimaCount(int64_t padded_groups) {
                                         : padded_groups;
 }
 
-// Groups g of a block and on, of kRows weight rows, times one row of activations.
-template <class F, int kRows, int g, class Shared>
+// Groups g of a block and on, of kN weight rows, times kM rows of activations that lie `k` apart.
+// acc and scales are of (weight row i, activation row m) at i * kM + m.
+template <class F, int kN, int kM, int g, class Shared>
 inline void AddBlock(const uint8_t* const* blocks, const Shared* shared, const int16_t* ints,
-                     const float* const* scales, int64_t first_group, __m256* acc) {
+                     int64_t k, const float* const* scales, int64_t first_group, __m256* acc) {
   if constexpr (g < F::kGroups) {
-    const __m256i a_lo = LoadInts(ints + kGroup * g);
-    const __m256i a_hi = LoadInts(ints + kGroup * g + 16);
 #pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kN; ++i) {
       __m256i lo, hi;
       F::template Unpack<g>(blocks[i], shared[i], lo, hi);
-      acc[i] =
-          AddGroup(acc[i], lo, hi, a_lo, a_hi, _mm256_broadcast_ss(scales[i] + first_group + g));
+#pragma GCC unroll 4
+      for (int m = 0; m < kM; ++m) {
+        const int16_t* a = ints + m * k + kGroup * g;
+        acc[i * kM + m] = AddGroup(acc[i * kM + m], lo, hi, LoadInts(a), LoadInts(a + 16),
+                                   _mm256_broadcast_ss(scales[i * kM + m] + first_group + g));
+      }
     }
-    AddBlock<F, kRows, g + 1>(blocks, shared, ints, scales, first_group, acc);
+    AddBlock<F, kN, kM, g + 1>(blocks, shared, ints, k, scales, first_group, acc);
   }
 }
 
-// kRows weight rows from n on times the one row of activations.
-template <class F, int kRows>
-void DotRows(const MatmulArgs& args, int64_t n) {
+// kN weight rows from n on times kM rows of activations from row r on, unpacked in registers.
+template <class F, int kN, int kM>
+void DotRows(const MatmulArgs& args, int64_t n, int64_t r) {
   const Activations& a = *args.activations;
   const int64_t groups = args.k / kGroup;
   const int64_t padded = PaddedGroups(args.k);
   const ScratchLayout scratch(args.scratch, args.k);
   using Shared = decltype(F::Prepare(nullptr));
-  const uint8_t* blocks[kRows];
-  const float* scales[kRows];
-  __m256 acc[kRows];
+  const uint8_t* blocks[kN];
+  const float* scales[kN * kM];
+  __m256 acc[kN * kM];
 #pragma GCC unroll 4
-  for (int i = 0; i < kRows; ++i) {
+  for (int i = 0; i < kN; ++i) {
     blocks[i] = args.weights + static_cast<size_t>(n + i) * args.row_bytes;
-    float* row_scales = scratch.scales + i * padded;
-    F::Scales(blocks[i], groups, row_scales, scratch.minima + 2 * i * padded);
-    for (int64_t g = 0; g < padded; g += 8) {
-      _mm256_storeu_ps(row_scales + g, _mm256_mul_ps(_mm256_loadu_ps(row_scales + g),
-                                                     _mm256_loadu_ps(a.scales + g)));
+    const float* row_scales = scratch.scales + i * padded;
+    F::Scales(blocks[i], groups, scratch.scales + i * padded, scratch.minima + 2 * i * padded);
+#pragma GCC unroll 4
+    for (int m = 0; m < kM; ++m) {
+      float* products = scratch.products + (i * kM + m) * padded;
+      const float* a_scales = a.scales + (r + m) * padded;
+      for (int64_t g = 0; g < padded; g += 8) {
+        _mm256_storeu_ps(products + g, _mm256_mul_ps(_mm256_loadu_ps(row_scales + g),
+                                                     _mm256_loadu_ps(a_scales + g)));
+      }
+      scales[i * kM + m] = products;
+      acc[i * kM + m] = _mm256_setzero_ps();
     }
-    scales[i] = row_scales;
-    acc[i] = _mm256_setzero_ps();
   }
+  const int16_t* ints = a.ints + r * args.k;
   for (int64_t g = 0; g < groups; g += F::kGroups) {
-    Shared shared[kRows];
+    Shared shared[kN];
 #pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) shared[i] = F::Prepare(blocks[i]);
-    AddBlock<F, kRows, 0>(blocks, shared, a.ints + kGroup * g, scales, g, acc);
-    for (int i = 0; i < kRows; ++i) blocks[i] += F::kBytes;
+    for (int i = 0; i < kN; ++i) shared[i] = F::Prepare(blocks[i]);
+    AddBlock<F, kN, kM, 0>(blocks, shared, ints + kGroup * g, args.k, scales, g, acc);
+    for (int i = 0; i < kN; ++i) blocks[i] += F::kBytes;
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < kRows; ++i) {
-    constexpr bool kHasMinima = MinimumGroup(F::kType) != 0;
-    if constexpr (kHasMinima) {
-      acc[i] =
-          AddMinima(acc[i], scratch.minima + 2 * i * padded, SumsFor<F>(a), MinimaCount<F>(padded));
+  for (int i = 0; i < kN; ++i) {
+#pragma GCC unroll 4
+    for (int m = 0; m < kM; ++m) {
+      __m256 sum = acc[i * kM + m];
+      if constexpr (MinimumGroup(F::kType) != 0) {
+        const int64_t count = MinimaCount<F>(padded);
+        sum =
+            AddMinima(sum, scratch.minima + 2 * i * padded, SumsFor<F>(a) + (r + m) * count, count);
+      }
+      args.out[(r + m) * args.out_stride + n + i] = SumLanes(sum);
     }
-    args.out[n + i] = SumLanes(acc[i]);
   }
+}
+
+// kN weight rows from n on times all rows of activations, four at a time.
+template <class F, int kN>
+void DotFewRows(const MatmulArgs& args, int64_t n) {
+  int64_t r = 0;
+  for (; r + 4 <= args.rows; r += 4) DotRows<F, kN, 4>(args, n, r);
+  const int64_t left = args.rows - r;
+  if (left == 3) DotRows<F, kN, 3>(args, n, r);
+  if (left == 2) DotRows<F, kN, 2>(args, n, r);
+  if (left == 1) DotRows<F, kN, 1>(args, n, r);
 }
 
 template <class F, int g, class Shared>
@@ -217,8 +245,15 @@ void MatmulQuantized(const MatmulArgs& args) {
   if (args.rows == 1) {
     // Four rows share the loads of the activations; the formats that take more registers, two.
     constexpr int kRows = F::kGroups == 1 ? 4 : 2;
-    for (; n + kRows <= args.n_end; n += kRows) DotRows<F, kRows>(args, n);
-    for (; n < args.n_end; ++n) DotRows<F, 1>(args, n);
+    for (; n + kRows <= args.n_end; n += kRows) DotRows<F, kRows, 1>(args, n, 0);
+    for (; n < args.n_end; ++n) DotRows<F, 1, 1>(args, n, 0);
+    return;
+  }
+  // Up to here it pays to unpack again for every four rows of activations.
+  constexpr int64_t kFewRows = F::kGroups == 1 ? 8 : 4;
+  if (args.rows <= kFewRows) {
+    for (; n + 2 <= args.n_end; n += 2) DotFewRows<F, 2>(args, n);
+    for (; n < args.n_end; ++n) DotFewRows<F, 1>(args, n);
     return;
   }
   for (; n + kUnpackedRows <= args.n_end; n += kUnpackedRows) {

@@ -184,6 +184,11 @@ LC_MATMUL_BENCHMARK(F32);
 BENCHMARK_CAPTURE(BM_Matmul, Q4_1, WeightType::kQ4_1)
     ->Args({49152, 576, 1})
     ->Args({1536, 576, 1})
+    ->Args({1536, 576, 2})
+    ->Args({1536, 576, 3})
+    ->Args({1536, 576, 4})
+    ->Args({1536, 576, 8})
+    ->Args({1536, 576, 16})
     ->Args({576, 1536, 1});
 
 BENCHMARK(BM_SmolLm2Step)
