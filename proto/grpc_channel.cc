@@ -18,6 +18,9 @@ namespace layercake {
 namespace {
 
 constexpr size_t kMaxPemBytes = 1 << 20;
+// A peer that starts later is found within about a second, not within gRPC's two minutes.
+constexpr int kFirstReconnectMs = 200;
+constexpr int kMostReconnectMs = 1000;
 
 struct PemTexts {
   std::string certificate;
@@ -80,6 +83,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ChannelOptions&
   // A Session that waits for work sends nothing: pings must go on all the same.
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMostReconnectMs);
   // Names of proxies in the environment are meant for the web, not for the next machine.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
