@@ -50,8 +50,8 @@ class Device {
   // executor given at construction (never inside Submit). Never blocks.
   virtual void Submit(Work work, Done done) = 0;
 
-  // Host to device and back, ordered with the work around it when called inside Work. `bytes`
-  // fits both sides (callers check).
+  // Host to device and back, ordered with the work around it when called inside Work. On return
+  // the host side may be reused, or holds the bytes. `bytes` fits both sides (callers check).
   virtual absl::Status CopyIn(const std::byte* host, Buffer device, size_t bytes) = 0;
   virtual absl::Status CopyOut(Buffer device, std::byte* host, size_t bytes) = 0;
 };

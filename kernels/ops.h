@@ -124,6 +124,19 @@ struct FfnWeights {
   const Vector* up_bias = nullptr;    // (ffn) or null
 };
 
+// The most that the steps of one stage ask for: what a backend sizes its scratch memory from.
+struct StepLimits {
+  int max_rows = 0;        // of a step
+  int max_sequences = 0;   // block tables of a step
+  int context_tokens = 0;  // of one sequence
+  int logit_rows = 0;      // of one Logits or Sample; 0: the stage makes none
+  int64_t vocabulary = 0;  // likewise
+  int64_t hidden = 0;
+  int64_t q_width = 0;   // heads * head_dim
+  int64_t kv_width = 0;  // kv_heads * head_dim
+  int64_t ffn = 0;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -134,6 +147,12 @@ class Ops {
                                                              absl::Span<const std::byte> bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<Vector>> LoadVector(absl::Span<const float> values) = 0;
   virtual absl::StatusOr<std::unique_ptr<KvCache>> CreateKvCache(const KvCacheSpec& spec) = 0;
+
+  // Once, after all matrices and caches are there and before the first step: takes all memory that
+  // steps need. ResourceExhausted, with the sizes, when the device has not that much.
+  virtual absl::Status Prepare(const StepLimits& limits) = 0;
+  // Bytes that Prepare took.
+  virtual uint64_t scratch_bytes() const = 0;
 
   // Makes the rows of the next operations known to the device. Everything below refers to them.
   virtual absl::Status BeginStep(const StepRows& rows) = 0;
@@ -158,7 +177,8 @@ class Ops {
   // h = RMSNorm(x); out = silu(Wgate h) * (Wup h). x: (rows, hidden). out: (rows, ffn).
   virtual absl::Status FfnInput(const FfnWeights& weights, Buffer x, Buffer out) = 0;
 
-  // non_finite[r] = 1 when row r of x (rows, width) holds a NaN or an infinity, else 0.
+  // non_finite[r] = 1 when row r of x (rows, width) holds a NaN or an infinity, else 0. Valid after
+  // Finish; `non_finite` lives until then. Once between two Finish.
   virtual absl::Status FindNonFinite(Buffer x, int width, absl::Span<uint8_t> non_finite) = 0;
 
   // For the i-th of `selected` (row indices, ascending): logits[i] = W RMSNorm(x[selected[i]]).
@@ -166,10 +186,16 @@ class Ops {
   virtual absl::Status Logits(const Vector& norm, float norm_eps, const Matrix& w,
                               absl::Span<const int32_t> selected, Buffer x, Buffer logits) = 0;
 
-  // results[i] from row `requests[i].logits_row` of logits (any rows, vocabulary).
+  // results[i] from row `requests[i].logits_row` of logits (any rows, vocabulary); no row twice.
+  // Valid after Finish; `results` lives until then. Once between two Finish. At most
+  // kMaxTopLogprobs log-probabilities each.
   virtual absl::Status Sample(Buffer logits, int64_t vocabulary,
                               absl::Span<const SampleRequest> requests,
                               absl::Span<SampleResult> results) = 0;
+
+  // Waits until everything asked for since BeginStep is done: results are valid, and what the
+  // device has to say against it is said here. Ends each step; may come several times in one.
+  virtual absl::Status Finish() = 0;
 };
 
 // The CPU backend. `device` comes from CreateCpuDevice and outlives the ops.

@@ -16,6 +16,9 @@
 
 namespace layercake::kernels {
 
+// The most alternatives of one token whose log-probabilities a backend must report.
+inline constexpr int kMaxTopLogprobs = 20;
+
 struct SamplingParams {
   float temperature = 0;  // 0: greedy
   int32_t top_k = 0;      // 0: off

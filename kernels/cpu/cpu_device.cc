@@ -1,7 +1,6 @@
 #include "kernels/cpu/cpu_device.h"
 
 #include <cstring>
-#include <new>
 #include <system_error>
 #include <utility>
 
@@ -21,28 +20,10 @@ class CpuMemory final : public DeviceMemory {
   size_t bytes_;
 };
 
-// Work is ours and throws nothing of its own; its scratch memory may run out.
-absl::Status RunFenced(Device::Work& work) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("the host ran out of memory inside a step");
-  }
-}
-
 }  // namespace
 
 CpuDevice::CpuDevice(const CpuDeviceOptions& options, base::Executor& on_done)
-    : on_done_(on_done), pool_(options.threads, options.spin_us), thread_([this] { Loop(); }) {}
-
-CpuDevice::~CpuDevice() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_one();
-  thread_.join();
-}
+    : pool_(options.threads, options.spin_us), thread_(on_done) {}
 
 absl::StatusOr<std::unique_ptr<DeviceMemory>> CpuDevice::Allocate(size_t bytes) {
   absl::StatusOr<HostMemory> memory = HostMemory::Allocate(bytes, "a buffer");
@@ -50,13 +31,7 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> CpuDevice::Allocate(size_t bytes) 
   return std::make_unique<CpuMemory>(*std::move(memory), bytes);
 }
 
-void CpuDevice::Submit(Work work, Done done) {
-  {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back({std::move(work), std::move(done)});
-  }
-  changed_.notify_one();
-}
+void CpuDevice::Submit(Work work, Done done) { thread_.Submit(std::move(work), std::move(done)); }
 
 absl::Status CpuDevice::CopyIn(const std::byte* host, Buffer device, size_t bytes) {
   if (bytes > 0) std::memcpy(device.address, host, bytes);
@@ -66,31 +41,6 @@ absl::Status CpuDevice::CopyIn(const std::byte* host, Buffer device, size_t byte
 absl::Status CpuDevice::CopyOut(Buffer device, std::byte* host, size_t bytes) {
   if (bytes > 0) std::memcpy(host, device.address, bytes);
   return absl::OkStatus();
-}
-
-void CpuDevice::Finish(Done done, absl::Status status) {
-  // An executor that refuses has stopped; nobody waits for this completion any more.
-  (void)on_done_.Post(
-      [done = std::move(done), status = std::move(status)]() mutable { done(std::move(status)); });
-}
-
-void CpuDevice::Loop() {
-  while (true) {
-    Item item;
-    bool run = false;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      item = std::move(queue_.front());
-      queue_.pop_front();
-      run = !stopping_;
-    }
-    absl::Status status = run ? RunFenced(item.work)
-                              : absl::CancelledError("the device closed before this work began");
-    item.work = nullptr;  // what it holds is freed before anyone hears that it is done
-    Finish(std::move(item.done), std::move(status));
-  }
 }
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options,

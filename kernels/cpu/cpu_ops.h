@@ -55,6 +55,9 @@ class CpuOps final : public Ops {
                                                      absl::Span<const std::byte> bytes) override;
   absl::StatusOr<std::unique_ptr<Vector>> LoadVector(absl::Span<const float> values) override;
   absl::StatusOr<std::unique_ptr<KvCache>> CreateKvCache(const KvCacheSpec& spec) override;
+  // Scratch memory here grows with the first steps.
+  absl::Status Prepare(const StepLimits&) override { return absl::OkStatus(); }
+  uint64_t scratch_bytes() const override { return 0; }
   absl::Status BeginStep(const StepRows& rows) override;
   absl::Status Embed(const Matrix& table, absl::Span<const int32_t> tokens, Buffer x) override;
   absl::Status AttentionInput(const AttentionWeights& weights, const Rope& rope, Buffer x,
@@ -67,6 +70,8 @@ class CpuOps final : public Ops {
                       absl::Span<const int32_t> selected, Buffer x, Buffer logits) override;
   absl::Status Sample(Buffer logits, int64_t vocabulary, absl::Span<const SampleRequest> requests,
                       absl::Span<SampleResult> results) override;
+  // Every operation is done when it returns.
+  absl::Status Finish() override { return absl::OkStatus(); }
 
  private:
   // out = matrix * activations, then += bias when there is one. out: (rows, matrix->n()).

@@ -1,0 +1,59 @@
+// Launches what a CommandList says.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/command.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/kv_cache.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/operand.h"
+#include "kernels/cuda/sampling.h"
+
+namespace layercake::kernels::cuda {
+
+// Memory that steps work in, of sizes that Prepare knows.
+struct StepScratch {
+  std::unique_ptr<Multiplier> multiplier;
+  // Rows up to `few_rows` go through `few`, more through `many` (null when there are never more):
+  // the forms of few rows are the larger ones.
+  std::unique_ptr<Operand> few;
+  std::unique_ptr<Operand> many;
+  int few_rows = 0;
+  DeviceArray keys;        // (max_rows, kv_width)
+  DeviceArray values;      // (max_rows, kv_width)
+  DeviceArray up;          // (max_rows, ffn)
+  DeviceArray rope_table;  // (max_rows, kMaxHeadDim / 2, 2)
+  DeviceArray selected;    // (logit_rows, hidden)
+  DeviceArray parts;       // of the decode attention
+  DeviceArray counters;
+  DeviceArray results;         // flags (max_rows), then outcomes (logit_rows)
+  PinnedArray results_host;    // the same
+  size_t outcomes_offset = 0;  // in both
+
+  Operand& OperandFor(int rows) const { return rows <= few_rows ? *few : *many; }
+  uint64_t bytes() const;
+};
+
+class CommandRunner {
+ public:
+  // Both outlive the runner.
+  CommandRunner(const Context& context, StepScratch& scratch)
+      : context_(context), scratch_(scratch) {}
+
+  absl::Status Run(const CommandList& list);
+
+ private:
+  absl::Status RunOne(const CommandList& list, const Command& command);
+  absl::Status Multiply(const CommandList& list, const Command& command);
+  absl::Status RopeCache(const CommandList& list, const Command& command);
+  absl::Status Attention(const CommandList& list, const Command& command);
+  absl::Status Sample(const Command& command);
+
+  const Context& context_;
+  StepScratch& scratch_;
+};
+
+}  // namespace layercake::kernels::cuda

@@ -1,0 +1,186 @@
+// Sampling requests of CudaOps, and the end of a step.
+#include <algorithm>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/sampling_rule.h"
+
+namespace layercake::kernels::cuda {
+namespace {
+
+static_assert(kOutcomeLogprobs == kMaxTopLogprobs);
+static_assert(sizeof(DeviceSeenToken) == sizeof(SeenToken) &&
+              std::is_trivially_copyable_v<SeenToken>);
+
+// What the small greedy kernel does not know.
+bool IsPlainGreedy(const SampleRequest& request) {
+  return request.params.temperature <= 0 && request.allowed.empty() &&
+         (request.seen.empty() || !HasPenalty(request.params)) && request.top_logprobs < 0;
+}
+
+}  // namespace
+
+absl::Status CudaOps::CheckSampling(Buffer logits, int64_t vocabulary,
+                                    absl::Span<const SampleRequest> requests,
+                                    size_t results) const {
+  const auto words = static_cast<size_t>((vocabulary + 31) / 32);
+  if (vocabulary < 1 || vocabulary > limits_.vocabulary || requests.size() != results ||
+      requests.size() > static_cast<size_t>(limits_.logit_rows)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(requests.size(), " sample requests with room for ", results,
+                     " results over a vocabulary of ", vocabulary, "; prepared ",
+                     limits_.logit_rows, " over ", limits_.vocabulary));
+  }
+  std::vector<bool> taken(static_cast<size_t>(limits_.max_rows));
+  for (const SampleRequest& request : requests) {
+    const bool bad_seen = std::any_of(
+        request.seen.begin(), request.seen.end(),
+        [&](const SeenToken& seen) { return seen.token < 0 || seen.token >= vocabulary; });
+    const int32_t row = request.logits_row;
+    if (row < 0 || bad_seen || request.top_logprobs > kMaxTopLogprobs ||
+        (!request.allowed.empty() && request.allowed.size() != words)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a sample request for logits row ", row, " with ", request.allowed.size(),
+                       " mask words, ", request.top_logprobs, " log-probabilities and ",
+                       bad_seen ? "seen tokens outside " : "", "a vocabulary of ", vocabulary, " (",
+                       words, " mask words, at most ", kMaxTopLogprobs, " log-probabilities)"));
+    }
+    LC_RETURN_IF_ERROR(CheckRows("logits", logits, int64_t{row} + 1, vocabulary));
+    if (taken[static_cast<size_t>(row)]) {
+      return absl::InvalidArgumentError(absl::StrCat("logits row ", row, " is sampled twice"));
+    }
+    taken[static_cast<size_t>(row)] = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SampleJob> CudaOps::MakeJob(const SampleRequest& request) {
+  const SamplingParams& params = request.params;
+  SampleJob job = {.seed = params.seed,
+                   .position = request.position,
+                   .seen = nullptr,
+                   .seen_raw = nullptr,
+                   .allowed = nullptr,
+                   .seen_count = 0,
+                   .logits_row = request.logits_row,
+                   .top_logprobs = request.top_logprobs,
+                   .top_k = params.top_k,
+                   .temperature = params.temperature,
+                   .top_p = params.top_p,
+                   .min_p = params.min_p,
+                   .repetition_penalty = params.repetition_penalty,
+                   .presence_penalty = params.presence_penalty,
+                   .frequency_penalty = params.frequency_penalty};
+  if (HasPenalty(params) && !request.seen.empty()) {
+    job.seen_count = static_cast<int32_t>(request.seen.size());
+    LC_ASSIGN_OR_RETURN(const SeenToken* seen, block_.Append(request.seen));
+    job.seen = reinterpret_cast<const DeviceSeenToken*>(seen);
+    LC_ASSIGN_OR_RETURN(const auto raw, block_.Reserve<float>(request.seen.size()));
+    job.seen_raw = const_cast<float*>(raw.device);
+  }
+  if (!request.allowed.empty()) {
+    LC_ASSIGN_OR_RETURN(job.allowed, block_.Append(request.allowed));
+  }
+  return job;
+}
+
+absl::Status CudaOps::Sample(Buffer logits, int64_t vocabulary,
+                             absl::Span<const SampleRequest> requests,
+                             absl::Span<SampleResult> results) {
+  if (!prepared_) return absl::FailedPreconditionError("Prepare comes before the first step");
+  LC_RETURN_IF_ERROR(CheckSampling(logits, vocabulary, requests, results.size()));
+  if (requests.empty()) return absl::OkStatus();
+  if (!sampled_.empty()) return absl::FailedPreconditionError("Sample twice between two Finish");
+  RecordPendingSwiglu();
+  // The jobs first: what they point to has lengths of its own, and must not move them.
+  LC_ASSIGN_OR_RETURN(const auto jobs, block_.Reserve<SampleJob>(requests.size()));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    LC_ASSIGN_OR_RETURN(jobs.host[i], MakeJob(requests[i]));
+  }
+  Command& command = Record(CommandKind::kSample, static_cast<int>(requests.size()));
+  command.p[0] = logits.address;
+  command.p[1] = jobs.device;
+  command.n[0] = vocabulary;
+  command.flags = std::all_of(requests.begin(), requests.end(), IsPlainGreedy) ? 1 : 0;
+  sampled_ = results;
+  return absl::OkStatus();
+}
+
+absl::Status CudaOps::Flush() {
+  RecordPendingSwiglu();
+  if (list_.empty()) return absl::OkStatus();
+  const bool flags = !non_finite_.empty();
+  const bool samples = !sampled_.empty();
+  if (flags || samples) {
+    Command& command = Record(CommandKind::kCopyResults, 0);
+    const size_t first = flags ? 0 : scratch_.outcomes_offset;
+    const size_t end = samples ? scratch_.outcomes_offset + sampled_.size() * sizeof(SampleOutcome)
+                               : non_finite_.size();
+    command.n[0] = static_cast<int64_t>(first);
+    command.n[1] = static_cast<int64_t>(end - first);
+  }
+  busy_ = true;
+  absl::Status status = block_.Send(context_);
+  if (status.ok()) {
+    // Prompts come in too many shapes to be worth recording.
+    const bool few = std::all_of(list_.commands.begin(), list_.commands.end(),
+                                 [](const Command& c) { return c.rows <= 64; });
+    const auto run = [this] { return runner_.Run(list_); };
+    status = few ? graphs_.Run(list_, run) : run();
+  }
+  list_.clear();
+  view_ = -1;
+  return status;
+}
+
+absl::Status CudaOps::Finish() {
+  absl::Status status = Flush();
+  if (status.ok() && busy_) status = device_.Synchronize("finish a step");
+  busy_ = false;
+  if (status.ok()) {
+    status = Deliver();
+    // What belongs to samples has been used; the rows stay for what may follow.
+    block_.Rewind(rows_end_);
+  }
+  non_finite_ = {};
+  sampled_ = {};
+  return status;
+}
+
+absl::Status CudaOps::Deliver() {
+  const std::byte* const host = scratch_.results_host.as<std::byte>();
+  if (!non_finite_.empty()) {
+    std::copy_n(reinterpret_cast<const uint8_t*>(host), non_finite_.size(), non_finite_.begin());
+  }
+  const auto* outcomes = reinterpret_cast<const SampleOutcome*>(host + scratch_.outcomes_offset);
+  for (size_t i = 0; i < sampled_.size(); ++i) {
+    const SampleOutcome& outcome = outcomes[i];
+    SampleResult& result = sampled_[i];
+    result = {};
+    result.token = outcome.token;
+    result.non_finite = outcome.non_finite != 0;
+    result.logprob = outcome.logprob;
+    const int count = std::clamp(outcome.top_count, 0, kOutcomeLogprobs);
+    for (int t = 0; t < count; ++t) {
+      result.top.push_back({outcome.top_token[t], outcome.top_logprob[t]});
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace layercake::kernels::cuda
+
+namespace layercake::kernels {
+
+absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device& device) {
+  auto* cuda_device = dynamic_cast<cuda::CudaDevice*>(&device);
+  if (cuda_device == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CUDA operations need a CUDA device, got ", device.name()));
+  }
+  return std::make_unique<cuda::CudaOps>(*cuda_device);
+}
+
+}  // namespace layercake::kernels
