@@ -4,8 +4,13 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-// About as many bytes of weights under way per multiprocessor as the memory's latency asks for.
+// Bytes of weights under way per multiprocessor: what the memory's latency asks for. Long streams
+// gain from more; short ones lose, and so do more than 4 rows, where what is in shared memory when
+// the last byte comes takes long to multiply.
 constexpr int kBytesAhead = 72 * 1024;
+constexpr int kBytesAheadLong = 144 * 1024;
+constexpr uint32_t kLongItems = 40;  // per multiprocessor
+constexpr int kFewRows = 4;
 constexpr int kMinStages = 2;
 
 constexpr uint32_t RoundUp(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
@@ -83,7 +88,9 @@ bool SetStages(const Context& context, uint32_t weight_bytes, DecodeArguments* a
       static_cast<uint32_t>(arguments->rows) * static_cast<uint32_t>(sizeof(FixedBlock));
   arguments->operand_at = RoundUp(weight_bytes, 128);
   arguments->stage_bytes = arguments->operand_at + RoundUp(operand_bytes, 128);
-  const int wanted = static_cast<int>((kBytesAhead + weight_bytes / 2) / weight_bytes);
+  const bool is_long = arguments->items / static_cast<uint32_t>(context.sm_count) >= kLongItems;
+  const uint32_t ahead = is_long && arguments->rows <= kFewRows ? kBytesAheadLong : kBytesAhead;
+  const int wanted = static_cast<int>((ahead + weight_bytes / 2) / weight_bytes);
   // The barriers and what the runtime keeps for itself.
   const int room = (context.max_shared_bytes - 2048) / static_cast<int>(arguments->stage_bytes);
   const int stages = wanted < 3 ? 3 : wanted > kMaxStages ? kMaxStages : wanted;

@@ -25,11 +25,10 @@ namespace layercake::kernels::cuda {
 template <int kTiles>
 struct OperandPlace {
   uint32_t quants[kTiles];
-  uint32_t sums[kTiles];   // of the lane's column of B; only even columns have sums
+  uint32_t sums[kTiles];   // of the lane's column of B
   uint32_t scale[kTiles];  // of the lane's accumulators
-  bool even;
 
-  __device__ OperandPlace(int lane, int rows) : even((lane & 4) == 0) {
+  __device__ OperandPlace(int lane, int rows) {
     constexpr auto kBlock = static_cast<uint32_t>(sizeof(FixedBlock));
     const int t = lane & 3;
     for (int n = 0; n < kTiles; ++n) {
@@ -65,24 +64,21 @@ __device__ __forceinline__ float OperandScale(const UnitPair& at, const OperandP
   return __uint_as_float(LoadShared4(at.operand + place.scale[n]));
 }
 
-// Sums of groups of 32, zero for odd columns of B.
+// Sums of groups of 32 and of 16. Columns 2m and 2m + 1 both have them; the even one's product
+// counts.
 template <int kTiles>
 __device__ __forceinline__ uint2 OperandSums32(const UnitPair& at,
                                                const OperandPlace<kTiles>& place, int n) {
-  uint2 sums =
-      LoadShared8(at.operand + place.sums[n] + static_cast<uint32_t>(offsetof(FixedBlock, sums32)) +
-                  static_cast<uint32_t>((at.lane & 3) * 8));
-  if (!place.even) sums = make_uint2(0, 0);
-  return sums;
+  return LoadShared8(at.operand + place.sums[n] +
+                     static_cast<uint32_t>(offsetof(FixedBlock, sums32)) +
+                     static_cast<uint32_t>((at.lane & 3) * 8));
 }
 template <int kTiles>
 __device__ __forceinline__ uint4 OperandSums16(const UnitPair& at,
                                                const OperandPlace<kTiles>& place, int n) {
-  uint4 sums = LoadShared16(at.operand + place.sums[n] +
-                            static_cast<uint32_t>(offsetof(FixedBlock, sums16)) +
-                            static_cast<uint32_t>((at.lane & 3) * 16));
-  if (!place.even) sums = make_uint4(0, 0, 0, 0);
-  return sums;
+  return LoadShared16(at.operand + place.sums[n] +
+                      static_cast<uint32_t>(offsetof(FixedBlock, sums16)) +
+                      static_cast<uint32_t>((at.lane & 3) * 16));
 }
 
 // Small integers as f16 subnormals (m * 2^-24) times sums / 64: the factor that undoes both.
@@ -174,7 +170,7 @@ struct KHeader {
   uint32_t scale[2];
   uint32_t minimum[2];
   float d;
-  float dmin;
+  float minimum_factor;  // of MinimumPair times sums32
 
   __device__ explicit KHeader(uint32_t address) {
     const uint4 h = LoadShared16(address);
@@ -183,7 +179,7 @@ struct KHeader {
     minimum[0] = h.z & 0x3f3f3f3fu;
     minimum[1] = ((h.w >> 4) & 0x0f0f0f0fu) | ((h.z >> 2) & 0x30303030u);
     d = LowHalf(h.x);
-    dmin = HighHalf(h.x);
+    minimum_factor = -kIntegerMinimumFactor * HighHalf(h.x);
   }
   // Minima of groups 2t and 2t + 1 as two halves (subnormals).
   __device__ uint32_t MinimumPair(int t) const {

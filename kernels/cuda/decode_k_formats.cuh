@@ -81,11 +81,11 @@ struct UnitProduct<WeightType::kQ4_K> {
       for (int r = 0; r < 2; ++r) {
         const int* l = low.value[n] + 2 * r;
         const int* h = high.value[n] + 2 * r;
-        const float of_high = fmaf(static_cast<float>(h[0]), 0.0625f, static_cast<float>(l[0]));
-        const float of_low = fmaf(static_cast<float>(h[1]), 0.0625f, static_cast<float>(l[1]));
-        float value = fmaf(of_high, 256.0f, of_low) * (r == 0 ? header.d : header8.d);
-        value = fmaf(minimum[2 * r] * kIntegerMinimumFactor, -(r == 0 ? header.dmin : header8.dmin),
-                     value);
+        // The sums of 16 q are multiples of 16.
+        float value =
+            Join(l[0] + (h[0] >> 4), l[1] + (h[1] >> 4)) * (r == 0 ? header.d : header8.d);
+        value =
+            fmaf(minimum[2 * r], r == 0 ? header.minimum_factor : header8.minimum_factor, value);
         sums[n][r] = fmaf(value, scale, sums[n][r]);
       }
     }
@@ -131,8 +131,8 @@ struct UnitProduct<WeightType::kQ5_K> {
       for (int r = 0; r < 2; ++r) {
         const int* s = total.value[n] + 2 * r;
         float value = Join(s[0], s[1]) * (0.125f * (r == 0 ? header.d : header8.d));
-        value = fmaf(minimum[2 * r] * kIntegerMinimumFactor, -(r == 0 ? header.dmin : header8.dmin),
-                     value);
+        value =
+            fmaf(minimum[2 * r], r == 0 ? header.minimum_factor : header8.minimum_factor, value);
         sums[n][r] = fmaf(value, scale, sums[n][r]);
       }
     }

@@ -223,6 +223,18 @@ struct TileSums {
   }
 };
 
+// What a warp needs to know of a tile.
+struct TilePart {
+  bool works;  // the tile has a unit for it
+  bool second_type;
+  uint32_t unit_at;  // of a stage
+
+  __device__ TilePart(const DecodeArguments& arguments, const WorkCursor& at, int warp)
+      : works(warp < at.Units(arguments)),
+        second_type(arguments.segment[at.segment].second_type),
+        unit_at(static_cast<uint32_t>(warp) * arguments.segment[at.segment].unit_bytes) {}
+};
+
 template <WeightType kFirst, WeightType kSecond, int kTiles>
 __device__ __forceinline__ void AddUnit(bool second, const UnitPair& at,
                                         const OperandPlace<kTiles>& place, TileSums<kTiles>& sums) {
@@ -242,19 +254,16 @@ __device__ __forceinline__ void Consume(const DecodeArguments& arguments, const 
   TileSums<kTiles> sums;
   sums.Clear();
   WorkCursor at(arguments, begin);
+  TilePart part(arguments, at, warp);
   int first_block = at.block;  // of this tile here
   int stage = 0;
   uint32_t parity = 0;
   for (uint32_t item = begin; item < end; ++item) {
-    const bool works = warp < at.Units(arguments);
-    const DecodeSegment& segment = arguments.segment[at.segment];
     BarrierWait(ring.Full(stage), parity);
-    if (works) {
+    if (part.works) {
       const uint32_t base = ring.stages + static_cast<uint32_t>(stage) * arguments.stage_bytes;
-      AddUnit<kFirst, kSecond, kTiles>(segment.second_type,
-                                       {base + static_cast<uint32_t>(warp) * segment.unit_bytes,
-                                        base + arguments.operand_at, lane},
-                                       place, sums);
+      AddUnit<kFirst, kSecond, kTiles>(
+          part.second_type, {base + part.unit_at, base + arguments.operand_at, lane}, place, sums);
     }
     __syncwarp();
     if (lane == 0) BarrierArrive(ring.Empty(stage));
@@ -265,7 +274,7 @@ __device__ __forceinline__ void Consume(const DecodeArguments& arguments, const 
     ++at.block;
     const bool tile_ends = at.block == arguments.blocks;
     if (!tile_ends && item + 1 != end) continue;
-    if (works) {
+    if (part.works) {
       if (first_block > 0) {
         sums.Leave(arguments, warp, lane);
       } else {
@@ -279,7 +288,10 @@ __device__ __forceinline__ void Consume(const DecodeArguments& arguments, const 
     }
     sums.Clear();
     first_block = 0;
-    if (tile_ends) at.NextTile(arguments);
+    if (tile_ends) {
+      at.NextTile(arguments);
+      part = TilePart(arguments, at, warp);
+    }
   }
 }
 

