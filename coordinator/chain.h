@@ -46,8 +46,10 @@ class Chain {
   struct Events {
     absl::AnyInvocable<void()> on_serving;
     absl::AnyInvocable<void(v1::StepResult)> on_step_result;  // in the order of the plans
-    absl::AnyInvocable<void(absl::Status)> on_failed;         // once
-    absl::AnyInvocable<void()> on_changed;                    // state or progress
+    // What a serving stage says of itself with each heartbeat.
+    absl::AnyInvocable<void(int stage, const v1::StageCounters&)> on_stage_counters = nullptr;
+    absl::AnyInvocable<void(absl::Status)> on_failed;  // once
+    absl::AnyInvocable<void()> on_changed;             // state or progress
   };
 
   Chain(ChainOptions options, const base::Clock& clock, base::Timers& timers,

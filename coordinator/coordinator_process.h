@@ -25,7 +25,7 @@ struct CoordinatorProcessOptions {
   int max_queued = 1024;
   int max_rows = 256;         // of one micro-batch
   int prefill_rows = 256;     // prompt rows of one micro-batch
-  int max_in_flight = 0;      // micro-batches; 0: the number of stages
+  int max_in_flight = 0;      // micro-batches, at most; 0: one more than stages
   int kv_blocks = 0;          // 0: enough for four full contexts, at least max_sequences blocks
   int max_output_tokens = 0;  // the operator's ceiling for one request; 0: none
   absl::Duration worker_wait = absl::Seconds(120);  // for all workers to dial in

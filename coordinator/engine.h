@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "coordinator/fair_queue.h"
 #include "layercake/v1/inference.pb.h"
 #include "proto/link.h"
 
@@ -25,18 +26,23 @@ struct PreparedRequest {
   bool ignore_end_of_generation = false;
   bool prompt_logprobs = false;
   std::string client;  // peer or key, for fairness and logs
+  Priority priority = Priority::kInteractive;
+  bool use_prefix_cache = true;
+  // Choices, >= 1. The first draws from sampling.seed, the others from seeds that follow from it.
+  int n = 1;
 };
 
 // Receives what becomes of one request. Called on the decision thread; must return at once and must
-// not call the engine back. After OnFinished or OnError nothing more is called.
+// not call the engine back. After the OnFinished of the last choice, or after OnError, nothing more
+// is called.
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
   virtual void OnStarted(const v1::Started& started) = 0;
   virtual void OnPromptLogprobs(const v1::PromptLogprobs& logprobs) = 0;
   virtual void OnDelta(v1::Delta delta) = 0;
-  virtual void OnFinished(const v1::Finished& finished) = 0;
-  virtual void OnError(const absl::Status& status) = 0;  // made by MakeError
+  virtual void OnFinished(const v1::Finished& finished) = 0;  // of one choice
+  virtual void OnError(const absl::Status& status) = 0;       // made by MakeError
   // Bytes handed over that the client has not taken yet; the engine pauses or cancels a request
   // whose reader stands still (bounds in EngineOptions).
   virtual size_t pending_bytes() const = 0;

@@ -12,7 +12,20 @@
 namespace layercake::coordinator {
 namespace {
 
-constexpr absl::Duration kReaderCheck = absl::Milliseconds(50);
+// The seed of choice `index`: the request's own for the first, so that asking for more choices does
+// not change it.
+uint64_t ChoiceSeed(uint64_t seed, int index) {
+  if (index == 0) return seed;
+  base::SeededRandom random(seed ^ (static_cast<uint64_t>(index) * 0x9E3779B97F4A7C15u));
+  return random.Next();
+}
+
+// Who shares fairly with others: the peer without its port, as each connection has another one.
+std::string FairnessKey(const std::string& client) {
+  const size_t colon = client.rfind(':');
+  const bool has_port = colon != std::string::npos && colon > client.find(':');
+  return has_port ? client.substr(0, colon) : client;
+}
 
 }  // namespace
 
@@ -36,6 +49,10 @@ EngineImpl::EngineImpl(EngineOptions options, const model::Tokenizer& tokenizer,
                     Pump();
                   },
               .on_step_result = [this](v1::StepResult result) { OnStepResult(std::move(result)); },
+              .on_stage_counters =
+                  [this](int stage, const v1::StageCounters& counters) {
+                    OnStageCounters(stage, counters);
+                  },
               .on_failed = [this](absl::Status status) { OnChainFailed(status); },
               .on_changed = [this] { events_.on_changed(); },
           }) {}
@@ -43,6 +60,7 @@ EngineImpl::EngineImpl(EngineOptions options, const model::Tokenizer& tokenizer,
 EngineImpl::~EngineImpl() {
   timers_.Cancel(grace_timer_);
   timers_.Cancel(reader_timer_);
+  timers_.Cancel(queue_timer_);
 }
 
 void EngineImpl::Start() {
@@ -101,6 +119,9 @@ v1::GetLoadsResponse EngineImpl::Loads() const {
   loads.set_prompt_tokens_total(prompt_tokens_total_);
   loads.set_output_tokens_total(output_tokens_total_);
   loads.set_steps_total(steps_total_);
+  loads.set_preemptions_total(static_cast<uint64_t>(scheduler_.preemptions()));
+  loads.set_cached_prompt_tokens_total(static_cast<uint64_t>(scheduler_.cached_tokens()));
+  loads.set_kv_blocks_cached(scheduler_.blocks().cached_count());
   return loads;
 }
 
@@ -147,27 +168,81 @@ void EngineImpl::DoSubmit(PreparedRequest request, std::shared_ptr<RequestSink> 
     sink->OnError(refused);
     return;
   }
-  const auto id = static_cast<SequenceId>(next_sequence_);
-  const absl::Status added = scheduler_.Add(id, static_cast<int>(request.prompt.size()));
-  if (!added.ok()) {
-    sink->OnError(MakeError(ErrorReason::kQueueFull, added.message()));
-    return;
+  auto state = std::make_unique<RequestState>(std::move(request), sink, clock_.Now());
+  const PreparedRequest& prepared = state->prepared;
+  // Log-probabilities of the prompt need every row of it. Choices share the prompt's blocks even
+  // where nobody else may.
+  std::optional<PrefixId> root = PrefixId::kEmpty;
+  if (!prepared.use_prefix_cache || prepared.prompt_logprobs) {
+    root = prepared.n > 1 && !prepared.prompt_logprobs ? std::optional(scheduler_.NewRoot())
+                                                       : std::nullopt;
   }
-  ++next_sequence_;
-  by_request_id_.emplace(request.request_id, id);
-  by_sink_.emplace(sink.get(), id);
-  prompt_tokens_total_ += request.prompt.size();
-  requests_.emplace(id, std::make_unique<RequestState>(std::move(request), std::move(sink), id,
-                                                       tokenizer_, clock_.Now()));
+  for (int index = 0; index < prepared.n; ++index) {
+    const auto id = static_cast<SequenceId>(next_sequence_++);
+    const absl::Status added = scheduler_.Add({.id = id,
+                                               .prompt = prepared.prompt,
+                                               .client = FairnessKey(prepared.client),
+                                               .priority = prepared.priority,
+                                               .root = root},
+                                              clock_.Now());
+    if (!added.ok()) {
+      for (const auto& choice : state->choices) {
+        by_sequence_.erase(choice->sequence);
+        scheduler_.Finish(choice->sequence);
+      }
+      sink->OnError(MakeError(ErrorReason::kQueueFull, added.message()));
+      return;
+    }
+    auto choice = std::make_unique<ChoiceState>(id, index, prepared, tokenizer_);
+    choice->seed = ChoiceSeed(prepared.sampling.seed(), index);
+    by_sequence_.emplace(id, Owner{.request = state.get(), .choice = choice.get()});
+    state->choices.push_back(std::move(choice));
+  }
+  state->open = prepared.n;
+  by_request_id_.emplace(prepared.request_id, state->choices.front()->sequence);
+  by_sink_.emplace(sink.get(), state->choices.front()->sequence);
+  prompt_tokens_total_ += prepared.prompt.size();
+  requests_.emplace(state->choices.front()->sequence, std::move(state));
   Pump();
+  ArmQueueTimer();
 }
 
 void EngineImpl::DoAbort(const std::string& request_id) {
   const auto it = by_request_id_.find(request_id);
   if (it == by_request_id_.end()) return;
-  RequestState& request = *requests_.at(it->second);
-  SendDelta(request, request.output.Finish());
-  Finish(request, v1::FINISH_REASON_CANCELLED, "", -1);
+  RequestState* const request = requests_.at(it->second).get();
+  for (size_t i = 0, open = static_cast<size_t>(request->open); open > 0; ++i) {
+    ChoiceState& choice = *request->choices[i];
+    if (choice.ended) continue;
+    --open;  // the last one takes the request with it
+    SendDelta(*request, choice.output.Finish());
+    Finish({.request = request, .choice = &choice}, v1::FINISH_REASON_CANCELLED, "", -1);
+  }
+}
+
+void EngineImpl::ArmQueueTimer() {
+  const base::Instant due = scheduler_.next_deadline();
+  if (due == queue_timer_due_) return;
+  timers_.Cancel(queue_timer_);
+  queue_timer_ = base::TimerId::kNone;
+  queue_timer_due_ = due;
+  if (due == base::Instant::Infinite()) return;
+  queue_timer_ = timers_.At(due, [this] { CheckQueue(); });
+}
+
+void EngineImpl::CheckQueue() {
+  queue_timer_ = base::TimerId::kNone;
+  queue_timer_due_ = base::Instant::Infinite();
+  for (const SequenceId id : scheduler_.Expired(clock_.Now())) {
+    const auto owner = by_sequence_.find(id);
+    if (owner == by_sequence_.end()) continue;  // a choice of one that just ended
+    FailRequest(*owner->second.request,
+                MakeError(ErrorReason::kQueueFull,
+                          absl::StrCat("the request waited for ",
+                                       absl::FormatDuration(options_.scheduler.queue_timeout),
+                                       " and was not admitted: the server is overloaded")));
+  }
+  ArmQueueTimer();
 }
 
 // ---- plans out
@@ -181,7 +256,8 @@ void EngineImpl::Pump() {
       chain_.Fail(sent.status());
       return;
     }
-    in_flight_.push_back({.chain_step = *sent, .step = step->step});
+    in_flight_.push_back(step->step);
+    chain_step_offset_ = *sent - static_cast<uint64_t>(step->step);
     ++steps_total_;
   }
 }
@@ -193,28 +269,39 @@ v1::MicroBatchPlan EngineImpl::BuildPlan(const ScheduledStep& step) {
   return plan;
 }
 
+void EngineImpl::AddBegin(const ScheduledRows& rows, const Owner& owner, v1::MicroBatchPlan& plan) {
+  const PreparedRequest& prepared = owner.request->prepared;
+  v1::SequenceBegin& begin = *plan.add_begins();
+  begin.set_sequence(static_cast<uint64_t>(rows.sequence));
+  *begin.mutable_sampling() = prepared.sampling;
+  begin.mutable_sampling()->set_seed(owner.choice->seed);
+  begin.set_prompt_tokens(static_cast<uint32_t>(prepared.prompt.size()));
+  const auto tokens = owner.choice->tokens.begin();
+  begin.mutable_history()->Add(tokens, tokens + rows.first);
+}
+
+void EngineImpl::SendStarted(RequestState& request, SequenceId sequence) {
+  request.admitted = clock_.Now();
+  request.cached_tokens = scheduler_.CachedTokens(sequence);
+  v1::Started started;
+  started.set_request_id(request.prepared.request_id);
+  started.set_model(options_.model_name);
+  started.set_prompt_tokens(static_cast<int>(request.prepared.prompt.size()));
+  started.set_cached_prompt_tokens(request.cached_tokens);
+  started.set_seed(request.prepared.sampling.seed());
+  request.sink->OnStarted(started);
+}
+
 void EngineImpl::AddRows(const ScheduledRows& rows, v1::MicroBatchPlan& plan) {
-  RequestState& request = *requests_.at(rows.sequence);
+  const Owner& owner = by_sequence_.at(rows.sequence);
+  RequestState& request = *owner.request;
+  if (rows.begins) AddBegin(rows, owner, plan);
+  if (!request.admitted) SendStarted(request, rows.sequence);
   const auto id = static_cast<uint64_t>(rows.sequence);
-  if (rows.begins) {
-    v1::SequenceBegin& begin = *plan.add_begins();
-    begin.set_sequence(id);
-    *begin.mutable_sampling() = request.prepared.sampling;
-    begin.set_prompt_tokens(static_cast<uint32_t>(request.prepared.prompt.size()));
-  }
-  if (!request.admitted) {
-    request.admitted = clock_.Now();
-    v1::Started started;
-    started.set_request_id(request.prepared.request_id);
-    started.set_model(options_.model_name);
-    started.set_prompt_tokens(static_cast<int>(request.prepared.prompt.size()));
-    started.set_seed(request.prepared.sampling.seed());
-    request.sink->OnStarted(started);
-  }
   v1::RowDescriptor& row = *plan.add_rows();
   row.set_sequence(id);
   row.set_kv_position(static_cast<uint32_t>(rows.first));
-  const auto first = request.tokens.begin() + rows.first;
+  const auto first = owner.choice->tokens.begin() + rows.first;
   row.mutable_tokens()->Add(first, first + rows.count);
   row.set_known_tokens(static_cast<uint32_t>(rows.count));
   if (rows.samples) {
@@ -226,158 +313,40 @@ void EngineImpl::AddRows(const ScheduledRows& rows, v1::MicroBatchPlan& plan) {
   row.set_table_start(static_cast<uint32_t>(rows.table_start));
   for (const BlockId block : rows.new_blocks) row.add_blocks(static_cast<uint32_t>(block));
   const bool in_prompt = rows.first < static_cast<int>(request.prepared.prompt.size());
-  if (request.prepared.prompt_logprobs && in_prompt && !request.first_output) {
+  const bool scores = request.prepared.prompt_logprobs && owner.choice->index == 0;
+  if (scores && in_prompt && !owner.choice->first_output) {
     row.set_score_tokens(true);
   }
 }
 
-// ---- results in
-
-void EngineImpl::OnStepResult(v1::StepResult result) {
-  // The chain has checked the order; the two numberings walk side by side.
-  const StepInFlight step = in_flight_.front();
-  in_flight_.pop_front();
-  scheduler_.StepDone(step.step);
-  for (v1::SequenceResult& sequence_result : *result.mutable_results()) {
-    const auto it = requests_.find(static_cast<SequenceId>(sequence_result.sequence()));
-    if (it == requests_.end()) continue;  // cancelled meanwhile
-    const absl::Status status = OnSequenceResult(*it->second, sequence_result);
-    if (!status.ok()) {
-      chain_.Fail(status);
-      return;
-    }
-  }
-  StopIfDrained();
-  Pump();
-}
-
-absl::Status EngineImpl::OnSequenceResult(RequestState& request, v1::SequenceResult& result) {
-  if (result.has_non_finite_stage()) {
-    FailRequest(request, MakeError(ErrorReason::kNonFinite,
-                                   absl::StrCat("the model produced a NaN or infinity, first in "
-                                                "stage ",
-                                                result.non_finite_stage(), ", at position ",
-                                                result.position()),
-                                   absl::StrCat(result.non_finite_stage())));
-    return absl::OkStatus();
-  }
-  if (result.scores_size() > 0) SendPromptLogprobs(request, result);
-  if (result.tokens().empty()) return absl::OkStatus();
-  if (result.tokens_size() != 1 || result.position() != request.tokens.size()) {
-    return absl::DataLossError(absl::StrCat("a result of ", result.tokens_size(),
-                                            " tokens at position ", result.position(),
-                                            ", expected one at ", request.tokens.size()));
-  }
-  return OnToken(request, *result.mutable_tokens(0));
-}
-
-absl::Status EngineImpl::OnToken(RequestState& request, v1::SampledToken& sampled) {
-  const int32_t token = sampled.token();
-  request.last_output = clock_.Now();
-  if (!request.first_output) request.first_output = request.last_output;
-  request.tokens.push_back(token);
-  ++output_tokens_total_;
-
-  const PreparedRequest& prepared = request.prepared;
-  const bool ends = (!prepared.ignore_end_of_generation && tokenizer_.IsEndOfGeneration(token)) ||
-                    prepared.stop_token_ids.contains(token);
-  if (ends) {
-    SendDelta(request, request.output.Finish());
-    Finish(request, v1::FINISH_REASON_STOP, "", token);
-    return absl::OkStatus();
-  }
-  std::optional<v1::TokenLogprob> logprob;
-  if (sampled.has_logprob()) logprob = std::move(*sampled.mutable_logprob());
-  absl::StatusOr<OutputStream::Update> update = request.output.Add(token, std::move(logprob));
-  if (!update.ok()) {
-    return absl::DataLossError(
-        absl::StrCat("a result outside the vocabulary: ", update.status().message()));
-  }
-  SendDelta(request, std::move(update->delta));
-  if (!update->matched_stop.empty()) {
-    Finish(request, v1::FINISH_REASON_STOP, update->matched_stop, -1);
-    return absl::OkStatus();
-  }
-  if (request.output_tokens() >= prepared.max_tokens) {
-    SendDelta(request, request.output.Finish());
-    Finish(request, v1::FINISH_REASON_LENGTH, "", -1);
-    return absl::OkStatus();
-  }
-  scheduler_.TokenAdded(request.sequence);
-  return absl::OkStatus();
-}
-
-void EngineImpl::SendPromptLogprobs(RequestState& request, v1::SequenceResult& result) {
-  v1::PromptLogprobs logprobs;
-  logprobs.set_first(static_cast<int>(result.scores_position()));
-  logprobs.mutable_logprobs()->Swap(result.mutable_scores());
-  for (v1::TokenLogprob& entry : *logprobs.mutable_logprobs()) {
-    const auto piece = tokenizer_.TokenToPiece(entry.token(), /*show_control=*/true);
-    if (piece.ok()) entry.set_text(std::string(*piece));
-  }
-  request.sink->OnPromptLogprobs(logprobs);
-}
-
-void EngineImpl::SendDelta(RequestState& request, std::optional<v1::Delta> delta) {
-  if (!delta) return;
-  request.sink->OnDelta(*std::move(delta));
-  if (request.paused_since || request.sink->pending_bytes() <= options_.max_pending_bytes) return;
-  request.paused_since = clock_.Now();
-  scheduler_.SetPaused(request.sequence, true);
-  if (reader_timer_ == base::TimerId::kNone) {
-    reader_timer_ = timers_.At(clock_.Now() + kReaderCheck, [this] { CheckReaders(); });
-  }
-}
-
-void EngineImpl::CheckReaders() {
-  reader_timer_ = base::TimerId::kNone;
-  const base::Instant now = clock_.Now();
-  std::vector<SequenceId> hopeless;
-  bool paused = false;
-  for (auto& [id, request] : requests_) {
-    if (!request->paused_since) continue;
-    if (request->sink->pending_bytes() <= options_.max_pending_bytes / 2) {
-      request->paused_since.reset();
-      scheduler_.SetPaused(id, false);
-    } else if (now - *request->paused_since > options_.reader_timeout) {
-      hopeless.push_back(id);
-    } else {
-      paused = true;
-    }
-  }
-  for (const SequenceId id : hopeless) {
-    FailRequest(*requests_.at(id),
-                MakeError(ErrorReason::kDeadline,
-                          absl::StrCat("the client has read nothing for ",
-                                       absl::FormatDuration(options_.reader_timeout))));
-  }
-  if (paused) {
-    reader_timer_ = timers_.At(now + kReaderCheck, [this] { CheckReaders(); });
-  }
-  Pump();
-}
-
 // ---- ends
 
-void EngineImpl::Finish(RequestState& request, v1::FinishReason reason,
+void EngineImpl::Finish(const Owner& owner, v1::FinishReason reason,
                         const std::string& matched_stop, int32_t matched_token) {
+  RequestState& request = *owner.request;
+  ChoiceState& choice = *owner.choice;
   v1::Finished finished;
+  finished.set_index(choice.index);
   finished.set_reason(reason);
   finished.set_matched_stop(matched_stop);
   finished.set_matched_stop_token(matched_token);
   finished.mutable_usage()->set_prompt_tokens(static_cast<int>(request.prepared.prompt.size()));
-  finished.mutable_usage()->set_completion_tokens(request.output_tokens());
+  finished.mutable_usage()->set_completion_tokens(request.output_tokens(choice));
+  finished.mutable_usage()->set_cached_prompt_tokens(request.cached_tokens);
   const base::Instant now = clock_.Now();
   const base::Instant admitted = request.admitted.value_or(now);
-  const base::Instant first = request.first_output.value_or(now);
+  const base::Instant first = choice.first_output.value_or(now);
   v1::Timings& timings = *finished.mutable_timings();
   timings.set_queued(absl::ToDoubleSeconds(admitted - request.submitted));
   timings.set_prefill(absl::ToDoubleSeconds(first - admitted));
-  if (request.first_output) {
-    timings.set_decode(absl::ToDoubleSeconds(request.last_output - first));
+  if (choice.first_output) {
+    timings.set_decode(absl::ToDoubleSeconds(choice.last_output - first));
   }
+  choice.ended = true;
+  scheduler_.Finish(choice.sequence);
+  by_sequence_.erase(choice.sequence);
   request.sink->OnFinished(finished);
-  Forget(request);
+  if (--request.open == 0) Forget(request);
 }
 
 void EngineImpl::FailRequest(RequestState& request, const absl::Status& error) {
@@ -386,11 +355,14 @@ void EngineImpl::FailRequest(RequestState& request, const absl::Status& error) {
 }
 
 void EngineImpl::Forget(RequestState& request) {
-  const SequenceId id = request.sequence;
-  scheduler_.Finish(id);
+  for (const auto& choice : request.choices) {
+    if (choice->ended) continue;
+    scheduler_.Finish(choice->sequence);
+    by_sequence_.erase(choice->sequence);
+  }
   by_request_id_.erase(request.prepared.request_id);
   by_sink_.erase(request.sink.get());
-  requests_.erase(id);
+  requests_.erase(request.choices.front()->sequence);
 }
 
 void EngineImpl::EndAll(const absl::Status& error) {

@@ -60,9 +60,10 @@ class EngineImpl final : public Engine {
   void AddSession(std::unique_ptr<CoordinatorLink> link, std::string peer) override;
 
  private:
-  struct StepInFlight {
-    uint64_t chain_step = 0;
-    StepId step{};
+  // Whose a sequence is.
+  struct Owner {
+    RequestState* request = nullptr;
+    ChoiceState* choice = nullptr;
   };
 
   v1::GetLoadsResponse Loads() const;
@@ -74,15 +75,19 @@ class EngineImpl final : public Engine {
   void Pump();
   v1::MicroBatchPlan BuildPlan(const ScheduledStep& step);
   void AddRows(const ScheduledRows& rows, v1::MicroBatchPlan& plan);
+  void AddBegin(const ScheduledRows& rows, const Owner& owner, v1::MicroBatchPlan& plan);
+  void SendStarted(RequestState& request, SequenceId sequence);
 
   void OnStepResult(v1::StepResult result);
   // DataLoss when the result does not fit what was asked.
-  absl::Status OnSequenceResult(RequestState& request, v1::SequenceResult& result);
-  absl::Status OnToken(RequestState& request, v1::SampledToken& token);
+  absl::Status OnSequenceResult(const Owner& owner, v1::SequenceResult& result);
+  absl::Status OnToken(const Owner& owner, v1::SampledToken& token);
+  void OnStageCounters(int stage, const v1::StageCounters& counters);
   void SendPromptLogprobs(RequestState& request, v1::SequenceResult& result);
   void SendDelta(RequestState& request, std::optional<v1::Delta> delta);
 
-  void Finish(RequestState& request, v1::FinishReason reason, const std::string& matched_stop,
+  // Ends one choice; after the last one the request is forgotten.
+  void Finish(const Owner& owner, v1::FinishReason reason, const std::string& matched_stop,
               int32_t matched_token);
   void FailRequest(RequestState& request, const absl::Status& error);
   void Forget(RequestState& request);
@@ -90,6 +95,8 @@ class EngineImpl final : public Engine {
   void OnChainFailed(const absl::Status& status);
   void StopIfDrained();
   void CheckReaders();
+  void ArmQueueTimer();
+  void CheckQueue();
 
   const EngineOptions options_;
   const model::Tokenizer& tokenizer_;
@@ -101,16 +108,21 @@ class EngineImpl final : public Engine {
 
   Scheduler scheduler_;
   Chain chain_;
-  std::map<SequenceId, std::unique_ptr<RequestState>> requests_;
+  std::map<SequenceId, std::unique_ptr<RequestState>> requests_;  // by their first choice
+  absl::flat_hash_map<SequenceId, Owner> by_sequence_;            // of choices that have not ended
   absl::flat_hash_map<std::string, SequenceId> by_request_id_;
   absl::flat_hash_map<const RequestSink*, SequenceId> by_sink_;
-  std::deque<StepInFlight> in_flight_;
+  // Of the scheduler, in order; the chain counts from another number.
+  std::deque<StepId> in_flight_;
+  uint64_t chain_step_offset_ = 0;
   uint64_t next_sequence_ = 1;
   base::Instant started_;
   bool draining_ = false;
   bool stopped_ = false;
   base::TimerId grace_timer_ = base::TimerId::kNone;
   base::TimerId reader_timer_ = base::TimerId::kNone;
+  base::TimerId queue_timer_ = base::TimerId::kNone;
+  base::Instant queue_timer_due_ = base::Instant::Infinite();
   uint64_t prompt_tokens_total_ = 0;
   uint64_t output_tokens_total_ = 0;
   uint64_t steps_total_ = 0;

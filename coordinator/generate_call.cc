@@ -28,6 +28,7 @@ void GenerateCall::Submit(Engine& engine, PreparedRequest request) {
   {
     absl::MutexLock lock(&mutex_);
     engine_ = &engine;
+    open_choices_ = request.n;
   }
   engine.Submit(std::move(request), shared_from_this());
 }
@@ -72,7 +73,12 @@ void GenerateCall::OnFinished(const v1::Finished& finished) {
   v1::GenerateResponse response;
   *response.mutable_finished() = finished;
   Enqueue(std::move(response));
-  End(absl::OkStatus());
+  bool last = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    last = --open_choices_ == 0;
+  }
+  if (last) End(absl::OkStatus());
 }
 
 void GenerateCall::OnError(const absl::Status& status) { End(status); }

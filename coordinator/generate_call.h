@@ -71,6 +71,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<v1::GenerateResponse>
   absl::AnyInvocable<void()> on_done_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<GenerateCall> self_ ABSL_GUARDED_BY(mutex_);  // until OnDone
   Engine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;            // after Submit
+  int open_choices_ ABSL_GUARDED_BY(mutex_) = 1;                // that have not ended
   // The front is in gRPC's hands while write_in_flight_.
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   bool write_in_flight_ ABSL_GUARDED_BY(mutex_) = false;

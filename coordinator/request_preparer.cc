@@ -113,8 +113,15 @@ absl::StatusOr<PreparedRequest> RequestPreparer::Prepare(const v1::GenerateReque
                                   "\" here; this server has \"", options_.model.name(), "\""),
                      "model");
   }
-  if (request.has_n() && request.n() != 1) {
-    return Invalid(absl::StrCat("n is ", request.n(), "; only one choice is supported"), "n");
+  if (request.has_n() && (request.n() < 1 || request.n() > RequestLimits::kMaxChoices)) {
+    return Invalid(absl::StrCat("n is ", request.n(), "; 1 to ", RequestLimits::kMaxChoices,
+                                " choices can be asked for"),
+                   "n");
+  }
+  if (request.priority() < v1::PRIORITY_UNSPECIFIED || request.priority() > v1::PRIORITY_BATCH) {
+    return Invalid(
+        absl::StrCat("priority is ", request.priority(), ", which is none that is known"),
+        "priority");
   }
   if (request.has_max_tokens() && request.max_tokens() < 1) {
     return Invalid(absl::StrCat("max_tokens is ", request.max_tokens(), "; it must be at least 1"),
@@ -131,6 +138,9 @@ absl::StatusOr<PreparedRequest> RequestPreparer::Prepare(const v1::GenerateReque
   prepared.request_id = request.request_id();
   prepared.ignore_end_of_generation = request.ignore_end_of_generation();
   prepared.prompt_logprobs = request.prompt_logprobs();
+  prepared.n = request.has_n() ? request.n() : 1;
+  prepared.use_prefix_cache = !request.has_use_prefix_cache() || request.use_prefix_cache();
+  if (request.priority() == v1::PRIORITY_BATCH) prepared.priority = Priority::kBatch;
   prepared.client = std::move(client);
   return prepared;
 }

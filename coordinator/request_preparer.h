@@ -41,6 +41,7 @@ struct RequestLimits {
   static constexpr size_t kMaxStopBytes = 256;  // of one stop string
   static constexpr int kMaxStopTokenIds = 64;
   static constexpr int kMaxTopLogprobs = 20;
+  static constexpr int kMaxChoices = 16;
   static constexpr int kMaxMessages = 4096;
   static constexpr int kMaxTools = 256;
   static constexpr int kMaxJsonDepth = 64;

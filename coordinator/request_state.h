@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -12,27 +13,41 @@
 
 namespace layercake::coordinator {
 
+// One of the answers that were asked for: a sequence of its own.
+struct ChoiceState {
+  ChoiceState(SequenceId id, int choice_index, const PreparedRequest& request,
+              const model::Tokenizer& tokenizer)
+      : sequence(id),
+        index(choice_index),
+        tokens(request.prompt),
+        output(tokenizer, request.stop, choice_index) {}
+
+  SequenceId sequence{};
+  int index = 0;
+  uint64_t seed = 0;
+  std::vector<int32_t> tokens;  // prompt and output
+  OutputStream output;
+  std::optional<base::Instant> first_output;  // the first token came back
+  base::Instant last_output;
+  bool ended = false;
+};
+
 struct RequestState {
   RequestState(PreparedRequest prepared_request, std::shared_ptr<RequestSink> request_sink,
-               SequenceId id, const model::Tokenizer& tokenizer, base::Instant now)
-      : prepared(std::move(prepared_request)),
-        sink(std::move(request_sink)),
-        sequence(id),
-        tokens(prepared.prompt),
-        output(tokenizer, prepared.stop, /*index=*/0),
-        submitted(now) {}
+               base::Instant now)
+      : prepared(std::move(prepared_request)), sink(std::move(request_sink)), submitted(now) {}
 
-  int output_tokens() const { return static_cast<int>(tokens.size() - prepared.prompt.size()); }
+  int output_tokens(const ChoiceState& choice) const {
+    return static_cast<int>(choice.tokens.size() - prepared.prompt.size());
+  }
 
   PreparedRequest prepared;
   std::shared_ptr<RequestSink> sink;
-  SequenceId sequence{};
-  std::vector<int32_t> tokens;  // prompt and output
-  OutputStream output;
+  std::vector<std::unique_ptr<ChoiceState>> choices;
+  int open = 0;  // choices that have not ended
   base::Instant submitted;
   std::optional<base::Instant> admitted;      // its first rows were sent
-  std::optional<base::Instant> first_output;  // the first token came back
-  base::Instant last_output;
+  int cached_tokens = 0;                      // of the prompt, when it was admitted
   std::optional<base::Instant> paused_since;  // its reader stands still
 };
 

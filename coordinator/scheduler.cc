@@ -5,81 +5,115 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "coordinator/scheduler_sequence.h"
 
 namespace layercake::coordinator {
+namespace {
+
+constexpr double kChargeEvery = 32;    // tokens
+constexpr size_t kRecentSteps = 1024;  // whose shapes are kept for the stages' times
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options)
-    : options_(options), pool_(options.kv_blocks) {
+    : options_(options),
+      pool_(options.kv_blocks),
+      flight_(options.stages, options.max_in_flight),
+      costs_(static_cast<size_t>(options.stages)),
+      recent_shapes_(kRecentSteps) {
   LC_CHECK(options.stages >= 1 && options.max_in_flight >= 1, "stages ", options.stages,
            ", in flight ", options.max_in_flight);
-  LC_CHECK(options.max_rows >= 1 && options.prefill_rows >= 1, "rows ", options.max_rows,
-           ", prefill rows ", options.prefill_rows);
+  LC_CHECK(options.max_rows >= 1 && options.prefill_rows >= 1 && options.min_prefill_rows >= 1,
+           "rows ", options.max_rows, ", prefill rows ", options.prefill_rows, ", at least ",
+           options.min_prefill_rows);
   LC_CHECK(options.max_sequences >= 1 && options.block_tokens >= 1, "sequences ",
            options.max_sequences, ", block tokens ", options.block_tokens);
 }
 
-absl::Status Scheduler::Add(SequenceId id, int prompt_tokens) {
-  LC_CHECK(prompt_tokens >= 1, "a sequence of ", prompt_tokens, " tokens");
+Scheduler::~Scheduler() = default;
+
+absl::Status Scheduler::Add(NewSequence added, base::Instant now) {
+  LC_CHECK(!added.prompt.empty(), "a sequence without tokens");
   if (queued() >= options_.max_queued) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", queued(), " requests wait"));
   }
-  Sequence sequence;
-  sequence.known = prompt_tokens;
-  const bool inserted = sequences_.emplace(id, std::move(sequence)).second;
-  LC_CHECK(inserted, "sequence ", static_cast<uint64_t>(id), " added twice");
-  waiting_.push_back(id);
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = added.id;
+  sequence->tokens = std::move(added.prompt);
+  sequence->client = std::move(added.client);
+  sequence->priority = added.priority;
+  sequence->shares = options_.prefix_cache && added.root.has_value();
+  sequence->root = added.root.value_or(PrefixId::kEmpty);
+  queue_.Push(added.id, sequence->client, sequence->priority, now + options_.queue_timeout);
+  const bool inserted = sequences_.emplace(added.id, std::move(sequence)).second;
+  LC_CHECK(inserted, "sequence ", static_cast<uint64_t>(added.id), " added twice");
   return absl::OkStatus();
 }
 
-void Scheduler::TokenAdded(SequenceId id) {
-  const auto it = sequences_.find(id);
-  if (it == sequences_.end() || it->second.finished) return;
-  it->second.known += 1;
-  it->second.decoding = true;
+void Scheduler::TokenAdded(SequenceId id, int32_t token) {
+  Sequence* const sequence = Find(id);
+  if (sequence == nullptr || sequence->finished) return;
+  sequence->tokens.push_back(token);
+  UpdateCounts(*sequence);
+  MakeReady(*sequence);
 }
 
 void Scheduler::Finish(SequenceId id) {
-  const auto it = sequences_.find(id);
-  if (it == sequences_.end() || it->second.finished) return;
-  it->second.finished = true;
-  if (it->second.in_flight == 0) Retire(id);
+  Sequence* const sequence = Find(id);
+  if (sequence == nullptr || sequence->finished) return;
+  if (options_.fault == SchedulerFault::kDropCancel && sequence->in_flight > 0) return;
+  sequence->finished = true;
+  UpdateCounts(*sequence);
+  ReleaseFollowers(*sequence, 0);
+  if (sequence->in_flight == 0) Retire(*sequence);
+}
+
+void Scheduler::Distrust(SequenceId id) {
+  Sequence* const sequence = Find(id);
+  if (sequence == nullptr) return;
+  sequence->shares = false;
+  for (const BlockId block : sequence->blocks) pool_.Unpublish(block);
 }
 
 void Scheduler::SetPaused(SequenceId id, bool paused) {
-  const auto it = sequences_.find(id);
-  if (it != sequences_.end()) it->second.paused = paused;
+  Sequence* const sequence = Find(id);
+  if (sequence == nullptr || sequence->paused == paused) return;
+  sequence->paused = paused;
+  UpdateCounts(*sequence);
+  if (paused) {
+    sequence->ready_ticket = 0;
+    ReleaseFollowers(*sequence, 0);
+  } else {
+    MakeReady(*sequence);
+  }
 }
 
-std::optional<ScheduledStep> Scheduler::NextStep() {
-  if (in_flight() >= options_.max_in_flight) return std::nullopt;
-  Admit();
-  ScheduledStep step;
-  step.step = static_cast<StepId>(next_step_);
-  int rows_left = options_.max_rows;
-  ScheduleDecodes(step, rows_left);
-  SchedulePrompts(step, rows_left);
-  if (step.rows.empty() && pending_ends_.empty()) return std::nullopt;
-
-  InFlight record{.step = step.step, .sequences = {}};
-  for (const ScheduledRows& rows : step.rows) record.sequences.push_back(rows.sequence);
-  in_flight_.push_back(std::move(record));
-  ++next_step_;
-  known_to_chain_ -= static_cast<int>(pending_ends_.size());
-  step.ends = std::exchange(pending_ends_, {});
-  return step;
-}
-
-void Scheduler::StepDone(StepId step) {
+void Scheduler::StepDone(StepId step, base::Instant now) {
   LC_CHECK(!in_flight_.empty() && in_flight_.front().step == step, "step ",
            static_cast<uint64_t>(step), " is not the oldest in flight");
-  const InFlight done = std::move(in_flight_.front());
+  const bool full = in_flight() >= flight_.wanted();
+  const StepInFlight done = std::move(in_flight_.front());
   in_flight_.pop_front();
-  for (const SequenceId id : done.sequences) {
-    Sequence& sequence = sequences_.at(id);
-    sequence.in_flight -= 1;
-    if (sequence.finished && sequence.in_flight == 0) Retire(id);
+  prompt_rows_in_flight_ -= done.prompt_rows;
+  if (!done.rows.empty()) {
+    const int work = decoding_ + 2 * static_cast<int>(prompts_.size());
+    flight_.OnResult(done.shape, full, now, work,
+                     CostKnown() ? [this](const StepShape& shape) { return SlowestStage(shape); }
+                                 : std::function<double(const StepShape&)>());
   }
+  for (const RowsInFlight& rows : done.rows) {
+    Sequence& sequence = *Find(rows.sequence);
+    sequence.in_flight -= 1;
+    Confirm(sequence, rows.end);
+    if (sequence.finished && sequence.in_flight == 0) Retire(sequence);
+  }
+}
+
+void Scheduler::StepTime(int stage, StepId step, double seconds) {
+  const auto& [recent, shape] = recent_shapes_[static_cast<uint64_t>(step) % kRecentSteps];
+  if (recent != step || shape.rows == 0) return;
+  costs_[static_cast<size_t>(stage)].Add(shape, seconds);
 }
 
 std::optional<StepId> Scheduler::oldest_in_flight() const {
@@ -87,152 +121,251 @@ std::optional<StepId> Scheduler::oldest_in_flight() const {
   return in_flight_.front().step;
 }
 
+int Scheduler::CachedTokens(SequenceId id) const {
+  const auto found = sequences_.find(id);
+  return found == sequences_.end() ? 0 : std::max(0, found->second->first_cached_tokens);
+}
+
+Scheduler::Sequence* Scheduler::Find(SequenceId id) {
+  const auto found = sequences_.find(id);
+  return found == sequences_.end() ? nullptr : found->second.get();
+}
+
+Scheduler::Rank Scheduler::RankOf(const Sequence& sequence) {
+  return {sequence.priority, sequence.id};
+}
+
 int Scheduler::BlocksFor(int tokens) const {
   return (tokens + options_.block_tokens - 1) / options_.block_tokens;
 }
 
+// ---- admission
+
 void Scheduler::Admit() {
-  // Blocks that admitted prompts will still take: promised, so not free for the next one.
-  int promised = 0;
-  for (const SequenceId id : running_) {
-    const Sequence& sequence = sequences_.at(id);
-    if (!sequence.finished) {
-      promised += std::max(0, BlocksFor(sequence.known) - static_cast<int>(sequence.blocks.size()));
+  for (;;) {
+    std::optional<SequenceId> next;
+    if (!resuming_.empty()) {
+      next = resuming_.begin()->second;
+    } else {
+      next = queue_.Front();
     }
-  }
-  while (!waiting_.empty()) {
-    Sequence& sequence = sequences_.at(waiting_.front());
-    const bool new_to_chain = !sequence.known_to_chain;
-    if (new_to_chain && known_to_chain_ >= options_.max_sequences) return;
-    // One block more than the tokens need, so that it is not preempted at its first output; but
-    // alone it may take the whole pool.
-    const int wanted = std::min(BlocksFor(sequence.known) + 1, pool_.total());
-    if (!running_.empty() && pool_.free_count() - promised < wanted) return;
-    if (running_.empty() && pool_.free_count() < BlocksFor(sequence.known)) return;
-    promised += wanted;
-    if (new_to_chain) {
-      sequence.known_to_chain = true;
-      ++known_to_chain_;
-    }
-    // Oldest first also after a preemption: the position follows the id.
-    const SequenceId id = waiting_.front();
-    waiting_.pop_front();
-    running_.insert(std::lower_bound(running_.begin(), running_.end(), id), id);
+    if (!next || !TryAdmit(*Find(*next))) return;
   }
 }
 
-void Scheduler::ScheduleDecodes(ScheduledStep& step, int& rows_left) {
-  int decoding = 0;
-  std::vector<SequenceId> ready;
-  for (const SequenceId id : running_) {
-    const Sequence& sequence = sequences_.at(id);
-    if (sequence.finished || sequence.paused || !sequence.decoding) continue;
-    if (sequence.known - sequence.computed > 1) continue;  // recomputed after a preemption
-    ++decoding;
-    if (sequence.computed < sequence.known) ready.push_back(id);
+bool Scheduler::TryAdmit(Sequence& sequence) {
+  if (!sequence.known_to_chain && known_to_chain_ >= options_.max_sequences) return false;
+  const std::vector<BlockPool::Hit> hits = Match(sequence);
+  const auto hit_count = static_cast<int>(hits.size());
+  if (FollowAnother(sequence, hit_count)) return true;
+  int idle_hits = 0;  // blocks that stop being free when they are shared
+  for (const BlockPool::Hit& hit : hits) idle_hits += pool_.owners(hit.block) == 0 ? 1 : 0;
+  // One block more than the tokens need, so that it is not preempted at its first output; but
+  // alone it may take the whole pool.
+  const int wanted = std::min(BlocksFor(sequence.known()) + 1, pool_.total()) - hit_count;
+  const int least = BlocksFor(sequence.known()) - hit_count;
+  const int left = pool_.free_count() - idle_hits;
+  if (running_.empty() ? left < least : left - promised_ < wanted) return false;
+
+  if (sequence.state == Sequence::State::kQueued) queue_.Remove(sequence.id);
+  resuming_.erase(RankOf(sequence));
+  if (!std::exchange(sequence.known_to_chain, true)) ++known_to_chain_;
+  sequence.prefix = sequence.root;
+  for (const BlockPool::Hit& hit : hits) {
+    pool_.Share(hit.block);
+    sequence.blocks.push_back(hit.block);
+    sequence.prefix = hit.prefix;
   }
-  // An even share for each micro-batch in flight; who waited longest goes first.
-  const int share = (decoding + options_.stages - 1) / options_.stages;
-  std::stable_sort(ready.begin(), ready.end(), [this](SequenceId a, SequenceId b) {
-    return sequences_.at(a).last_scheduled < sequences_.at(b).last_scheduled;
+  sequence.published = hit_count;
+  sequence.computed = sequence.confirmed = hit_count * options_.block_tokens;
+  if (sequence.first_cached_tokens < 0) {
+    sequence.first_cached_tokens = sequence.computed;
+    cached_tokens_ += sequence.computed;
+  }
+  sequence.state = Sequence::State::kPrompt;
+  running_.insert(RankOf(sequence));
+  prompts_.push_back(&sequence);
+  UpdateCounts(sequence);
+  Charge(sequence, sequence.pending());
+  return true;
+}
+
+std::vector<BlockPool::Hit> Scheduler::Match(const Sequence& sequence) const {
+  std::vector<BlockPool::Hit> hits;
+  if (!sequence.shares) return hits;
+  // The last token is computed in any case: its logits are wanted.
+  const auto block_tokens = static_cast<size_t>(options_.block_tokens);
+  const size_t most = (sequence.tokens.size() - 1) / block_tokens;
+  PrefixId prefix = sequence.root;
+  for (size_t i = 0; i < most; ++i) {
+    const auto hit = pool_.Find(
+        prefix, absl::MakeConstSpan(sequence.tokens).subspan(i * block_tokens, block_tokens));
+    if (!hit) break;
+    prefix = hit->prefix;
+    hits.push_back(*hit);
+  }
+  return hits;
+}
+
+bool Scheduler::FollowAnother(Sequence& sequence, int hits) {
+  if (!sequence.shares || !options_.throttle) return false;
+  const int most = (sequence.known() - 1) / options_.block_tokens;
+  Sequence* best = nullptr;
+  int best_common = hits;  // blocks
+  for (Sequence* const leader : prompts_) {
+    if (!leader->shares || leader->paused || leader->finished || leader->root != sequence.root) {
+      continue;
+    }
+    const auto [end, unused] = std::mismatch(leader->tokens.begin(), leader->tokens.end(),
+                                             sequence.tokens.begin(), sequence.tokens.end());
+    const int common =
+        std::min(most, static_cast<int>(end - leader->tokens.begin()) / options_.block_tokens);
+    if (common <= best_common || leader->confirmed >= common * options_.block_tokens) continue;
+    best = leader;
+    best_common = common;
+  }
+  if (best == nullptr) return false;
+  if (sequence.state == Sequence::State::kQueued) queue_.Remove(sequence.id);
+  resuming_.erase(RankOf(sequence));
+  sequence.state = Sequence::State::kFollowing;
+  sequence.leader = best->id;
+  best->followers.emplace_back(sequence.id, best_common * options_.block_tokens);
+  ++following_;
+  return true;
+}
+
+// Those that wait for no more than `confirmed` positions; all of them when the leader computes no
+// more (0).
+void Scheduler::ReleaseFollowers(Sequence& leader, int confirmed) {
+  std::erase_if(leader.followers, [&](const std::pair<SequenceId, int>& follower) {
+    if (confirmed > 0 && follower.second > confirmed) return false;
+    Sequence& sequence = *Find(follower.first);
+    sequence.state = Sequence::State::kResuming;
+    resuming_.insert(RankOf(sequence));
+    --following_;
+    return true;
   });
-  int taken = 0;
-  for (const SequenceId id : ready) {
-    if (taken >= share || rows_left <= 0) return;
-    const auto it = sequences_.find(id);
-    if (std::find(running_.begin(), running_.end(), id) == running_.end()) continue;  // preempted
-    if (!AppendRows(id, it->second, 1, step)) continue;
-    ++taken;
-    --rows_left;
-  }
 }
 
-void Scheduler::SchedulePrompts(ScheduledStep& step, int& rows_left) {
-  int budget = std::min(rows_left, options_.prefill_rows);
-  const std::vector<SequenceId> candidates = running_;  // preemption may shorten running_
-  for (const SequenceId id : candidates) {
-    if (budget <= 0) return;
-    if (std::find(running_.begin(), running_.end(), id) == running_.end()) continue;
-    Sequence& sequence = sequences_.at(id);
-    const int pending = sequence.known - sequence.computed;
-    if (sequence.finished || sequence.paused || pending <= 0) continue;
-    if (sequence.decoding && pending == 1) continue;  // ScheduleDecodes has its turn
-    const int count = std::min(pending, budget);
-    if (!AppendRows(id, sequence, count, step)) continue;
-    budget -= count;
-    rows_left -= count;
-  }
+// ---- counts that follow from a sequence's state
+
+void Scheduler::UpdateCounts(Sequence& sequence) {
+  const bool live = sequence.running() && !sequence.finished;
+  const bool counts = live && !sequence.paused && sequence.state == Sequence::State::kDecoding;
+  const int tokens = counts ? sequence.known() : 0;
+  decoding_ += static_cast<int>(counts) - static_cast<int>(sequence.counted);
+  decoding_tokens_ += tokens - sequence.counted_tokens;
+  sequence.counted = counts;
+  sequence.counted_tokens = tokens;
+  const int promised =
+      live ? std::max(0, BlocksFor(sequence.known()) - static_cast<int>(sequence.blocks.size()))
+           : 0;
+  promised_ += promised - sequence.promised;
+  sequence.promised = promised;
 }
 
-bool Scheduler::AppendRows(SequenceId id, Sequence& sequence, int count, ScheduledStep& step) {
-  const int end = sequence.computed + count;
-  const int missing = BlocksFor(end) - static_cast<int>(sequence.blocks.size());
-  if (missing > pool_.free_count() && !MakeRoom(id, missing)) return false;
-  ScheduledRows rows;
-  rows.sequence = id;
-  rows.first = sequence.computed;
-  rows.count = count;
-  rows.samples = end == sequence.known;
-  rows.begins = !std::exchange(sequence.begun, true);
-  rows.table_start = static_cast<int>(sequence.blocks.size());
-  for (int i = 0; i < missing; ++i) {
-    const std::optional<BlockId> block = pool_.Allocate();
-    LC_CHECK(block.has_value(), "the pool is empty after room was made");
-    rows.new_blocks.push_back(*block);
-    sequence.blocks.push_back(*block);
+void Scheduler::MakeReady(Sequence& sequence) {
+  if (sequence.state != Sequence::State::kDecoding || sequence.finished || sequence.paused ||
+      sequence.pending() != 1 || sequence.ready_ticket != 0) {
+    return;
   }
-  sequence.computed = end;
-  sequence.in_flight += 1;
-  sequence.last_scheduled = next_step_;
-  step.rows.push_back(std::move(rows));
-  return true;
+  sequence.ready_ticket = next_ticket_++;
+  ready_.emplace_back(sequence.id, sequence.ready_ticket);
 }
 
-bool Scheduler::MakeRoom(SequenceId for_id, int blocks) {
-  // Youngest first, and never an older one than the one in need: so the oldest always goes on.
-  while (pool_.free_count() < blocks) {
-    bool preempted = false;
-    for (size_t i = running_.size(); i-- > 0 && running_[i] > for_id;) {
-      Sequence& victim = sequences_.at(running_[i]);
-      if (victim.in_flight > 0 || victim.finished || victim.blocks.empty()) continue;
-      Preempt(running_[i], victim);
-      preempted = true;
-      break;
+void Scheduler::LeavePrompts(Sequence& sequence) {
+  const auto found = std::find(prompts_.begin(), prompts_.end(), &sequence);
+  if (found != prompts_.end()) prompts_.erase(found);
+}
+
+void Scheduler::Confirm(Sequence& sequence, int end) {
+  sequence.confirmed = std::max(sequence.confirmed, end);
+  if (sequence.shares) {
+    const auto block_tokens = static_cast<size_t>(options_.block_tokens);
+    while ((sequence.published + 1) * options_.block_tokens <= sequence.confirmed) {
+      const auto index = static_cast<size_t>(sequence.published);
+      sequence.prefix = pool_.Publish(
+          sequence.blocks[index], sequence.prefix,
+          absl::MakeConstSpan(sequence.tokens).subspan(index * block_tokens, block_tokens));
+      ++sequence.published;
     }
-    if (!preempted) return false;  // those in flight come back; then it is tried again
   }
-  return true;
+  if (!sequence.followers.empty()) {
+    // A leader whose prompt is computed will not publish anything that a follower waits for later.
+    ReleaseFollowers(sequence, sequence.state == Sequence::State::kPrompt || sequence.in_flight > 0
+                                   ? sequence.confirmed
+                                   : 0);
+  }
 }
 
-void Scheduler::Preempt(SequenceId id, Sequence& sequence) {
+void Scheduler::Charge(Sequence& sequence, double tokens) {
+  sequence.uncharged += tokens;
+  if (sequence.uncharged < kChargeEvery) return;
+  queue_.Charge(sequence.client, sequence.priority, std::exchange(sequence.uncharged, 0));
+}
+
+// ---- giving back
+
+void Scheduler::Preempt(Sequence& sequence) {
+  ReleaseFollowers(sequence, 0);
+  LeavePrompts(sequence);
   ReleaseBlocks(sequence);
-  sequence.computed = 0;
+  sequence.state = Sequence::State::kResuming;
+  sequence.computed = sequence.confirmed = 0;
   sequence.begun = false;
-  running_.erase(std::find(running_.begin(), running_.end(), id));
-  waiting_.insert(std::lower_bound(waiting_.begin(), waiting_.end(), id), id);
+  sequence.ready_ticket = 0;
+  running_.erase(RankOf(sequence));
+  resuming_.insert(RankOf(sequence));
+  UpdateCounts(sequence);
   ++preemptions_;
 }
 
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
-  for (const BlockId block : sequence.blocks) pool_.Free(block);
-  sequence.blocks.clear();
+  if (options_.fault == SchedulerFault::kLeakBlock && sequence.blocks.size() > 2) {
+    sequence.blocks.pop_back();
+  }
+  // The last ones first: of a chain in the cache, the end is given out before the beginning.
+  while (!sequence.blocks.empty()) {
+    pool_.Release(sequence.blocks.back());
+    sequence.blocks.pop_back();
+  }
+  sequence.published = 0;
+  sequence.prefix = sequence.root;
 }
 
-void Scheduler::Retire(SequenceId id) {
-  const auto it = sequences_.find(id);
-  ReleaseBlocks(it->second);
-  if (it->second.known_to_chain) {
+void Scheduler::Retire(Sequence& sequence) {
+  if (options_.fault == SchedulerFault::kCacheUnwritten && sequence.shares &&
+      static_cast<size_t>(sequence.published) < sequence.blocks.size()) {
+    const int full = std::min(sequence.known() / options_.block_tokens,
+                              static_cast<int>(sequence.blocks.size()));
+    Confirm(sequence, full * options_.block_tokens);
+  }
+  ReleaseBlocks(sequence);
+  if (sequence.known_to_chain) {
     // Sequences that were admitted but never sent are not in anybody's table; an end for them
     // would name a stranger.
-    if (it->second.last_scheduled > 0) {
-      pending_ends_.push_back(id);
+    if (sequence.sent) {
+      pending_ends_.push_back(sequence.id);
     } else {
       --known_to_chain_;
     }
   }
-  std::erase(running_, id);
-  std::erase(waiting_, id);
-  sequences_.erase(it);
+  if (sequence.state == Sequence::State::kFollowing) {
+    std::erase_if(Find(sequence.leader)->followers,
+                  [&](const auto& follower) { return follower.first == sequence.id; });
+    --following_;
+  }
+  LeavePrompts(sequence);
+  queue_.Remove(sequence.id);
+  if (sequence.uncharged > 0) {
+    queue_.Charge(sequence.client, sequence.priority, sequence.uncharged);
+  }
+  queue_.Done(sequence.client, sequence.priority);
+  running_.erase(RankOf(sequence));
+  resuming_.erase(RankOf(sequence));
+  sequence.state = Sequence::State::kQueued;
+  UpdateCounts(sequence);
+  sequences_.erase(sequence.id);
 }
 
 }  // namespace layercake::coordinator

@@ -1,39 +1,86 @@
 // Who computes what next: forms the micro-batches that keep every stage busy.
 //
-// A sequence has `known` tokens (prompt and output) and `computed` ones (keys and values written,
-// or on their way in a micro-batch). Whatever lies between is work: a prompt's chunk or the one
-// token of a decode step. The row of the last known token is sampled. Chunks of one prompt may be
-// in flight together: micro-batches pass every stage in order.
+// A sequence has known tokens (prompt and output) and computed ones (keys and values written, or on
+// their way in a micro-batch). Whatever lies between is work: a prompt's chunk or the one token of
+// a decode step. The row of the last known token is sampled. Chunks of one prompt may be in flight
+// together: micro-batches pass every stage in order.
 //
 // Rules (docs/architecture.md, "Scheduling"):
-//   - at most max_in_flight micro-batches; decode rows are spread evenly over the stages' number
-//     of micro-batches; decodes first, then prompt chunks within prefill_rows
-//   - admission in order of arrival, when the blocks of the prompt and one more are free
-//   - out of blocks: the youngest sequence gives up its blocks and is computed again later; the
-//     oldest always can go on, because one context fits the pool (checked in Create's options)
+//   - as many micro-batches in flight as stages, and one more where measured hops cost more than
+//     the weights read once more; decode rows are spread over them by turn, so that two of them
+//     never differ by more than one row
+//   - decodes first. Prompt chunks fill a micro-batch up to its share of the pending prompt rows,
+//     less when blocks are short, and never longer than max_stretch times a micro-batch of decodes
+//     alone (by the measured times of the slowest stage). Half of that belongs to the prompt that
+//     was admitted first, half to the one with the least left: none waits for ever, a short one
+//     not long
+//   - admission in fair order (fair_queue.h), when a sequence's blocks and one more are free
+//   - full blocks that were computed are kept for prompts that begin alike; a prompt that begins
+//     like one that is being computed waits for it instead of doing the same work
+//   - out of blocks: the last in order (batch before interactive, then the youngest) gives up its
+//     blocks and is computed again later; the first always can go on, because one context fits the
+//     pool (checked where the options are made)
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <map>
+#include <memory>
 #include <optional>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "coordinator/block_pool.h"
+#include "coordinator/fair_queue.h"
+#include "coordinator/flight_control.h"
 #include "coordinator/ids.h"
+#include "coordinator/step_cost.h"
 
 namespace layercake::coordinator {
 
+// Faults made on purpose, so that a test can prove that it would find them. Only tests set one.
+enum class SchedulerFault : uint8_t {
+  kNone,
+  kLeakBlock,      // a sequence that ends keeps a block for ever
+  kReuseBlock,     // a block that another sequence owns is given out as new
+  kDropCancel,     // a sequence that ends while its rows are in flight goes on
+  kCacheUnwritten  // a sequence that ends publishes a block that is not full yet
+};
+
 struct SchedulerOptions {
   int stages = 1;
-  int max_in_flight = 1;
-  int max_rows = 512;       // of one micro-batch
-  int prefill_rows = 256;   // prompt rows of one micro-batch
-  int max_sequences = 256;  // known to the chain at once
-  int max_queued = 1024;    // waiting for admission
+  int max_in_flight = 1;      // micro-batches; at most stages + 1 are used
+  int max_rows = 512;         // of one micro-batch
+  int prefill_rows = 256;     // prompt rows of one micro-batch
+  int min_prefill_rows = 16;  // a prompt never gets less, if it has that much left
+  int max_sequences = 256;    // known to the chain at once
+  int max_queued = 1024;      // waiting for admission
+  absl::Duration queue_timeout = absl::Seconds(60);
   int kv_blocks = 0;
   int block_tokens = 16;
+  // Tokens before the first rows (prefix hits) of the sequences that begin in one micro-batch, over
+  // the first of them; what a plan slot was made for.
+  int max_history_tokens = 4096;
+  double max_stretch = 2.0;  // see above
+  bool prefix_cache = true;
+  // False: prompts in order of arrival and as many rows as fit, the way that is compared with.
+  bool throttle = true;
+  SchedulerFault fault = SchedulerFault::kNone;
+};
+
+struct NewSequence {
+  SequenceId id{};
+  std::vector<int32_t> prompt;  // at least one token
+  std::string client = {};
+  Priority priority = Priority::kInteractive;
+  // kEmpty: shares blocks with everybody. A root from NewRoot: with others of that root only.
+  // nullopt: with nobody.
+  std::optional<PrefixId> root = PrefixId::kEmpty;
 };
 
 // Consecutive tokens of one sequence in a micro-batch.
@@ -51,75 +98,129 @@ struct ScheduledStep {
   StepId step{};
   std::vector<ScheduledRows> rows;  // may be empty: then only `ends` matter
   std::vector<SequenceId> ends;     // sequences that the chain may forget
+  StepShape shape;
 };
 
-// Pure: no clock, no I/O.
+// Pure: no I/O, time is an argument.
 class Scheduler {
  public:
   explicit Scheduler(const SchedulerOptions& options);
+  ~Scheduler();
 
-  // A new sequence of `prompt_tokens` >= 1 tokens. ResourceExhausted when max_queued wait already.
-  absl::Status Add(SequenceId id, int prompt_tokens);
+  // ResourceExhausted when max_queued wait already.
+  absl::Status Add(NewSequence sequence, base::Instant now);
+  PrefixId NewRoot() { return pool_.NewRoot(); }
   // The sampled token of a finished step was kept: one more known token.
-  void TokenAdded(SequenceId id);
+  void TokenAdded(SequenceId id, int32_t token);
   // The sequence ends (done, cancelled, failed). Its blocks are free once none of its rows is in
   // flight. Unknown ids are ignored.
   void Finish(SequenceId id);
+  // What was computed for this sequence is in doubt (a NaN): nobody may share it.
+  void Distrust(SequenceId id);
   // A paused sequence gets no new rows and keeps its blocks.
   void SetPaused(SequenceId id, bool paused);
+  // Sequences that waited longer than queue_timeout for their admission; the caller ends them.
+  std::vector<SequenceId> Expired(base::Instant now) { return queue_.Expire(now); }
+  base::Instant next_deadline() const { return queue_.next_deadline(); }
 
-  // The next micro-batch, or nullopt: nothing to do, or max_in_flight reached.
+  // The next micro-batch, or nullopt: nothing to do, or as many in flight as are wanted.
   std::optional<ScheduledStep> NextStep();
   // The result of the oldest step in flight is here. CHECKs the order.
-  void StepDone(StepId step);
+  void StepDone(StepId step, base::Instant now);
+  // What a stage measured. Steps that are long past are ignored.
+  void StepTime(int stage, StepId step, double seconds);
 
   int running() const { return static_cast<int>(running_.size()); }
-  int queued() const { return static_cast<int>(waiting_.size()); }
+  int queued() const { return queue_.size() + static_cast<int>(resuming_.size()) + following_; }
   int in_flight() const { return static_cast<int>(in_flight_.size()); }
+  int wanted_in_flight() const { return flight_.wanted(); }
   std::optional<StepId> oldest_in_flight() const;
   const BlockPool& blocks() const { return pool_; }
   int64_t preemptions() const { return preemptions_; }
+  int64_t cached_tokens() const { return cached_tokens_; }
+  // Of its prompt, when it was first admitted.
+  int CachedTokens(SequenceId id) const;
 
  private:
-  struct Sequence {
-    int known = 0;
-    int computed = 0;
-    int in_flight = 0;  // steps
-    bool finished = false;
-    bool paused = false;
-    bool begun = false;  // the chain knows it, with its present sampling state
-    bool known_to_chain = false;
-    bool decoding = false;  // its prompt has been computed once
-    uint64_t last_scheduled = 0;
-    std::vector<BlockId> blocks;
+  struct Sequence;
+  // Batch after interactive, then in order of arrival: who gives way to whom.
+  using Rank = std::pair<Priority, SequenceId>;
+  struct RowsInFlight {
+    SequenceId sequence{};
+    int end = 0;  // position after the last row
   };
-  struct InFlight {
+  struct StepInFlight {
     StepId step{};
-    std::vector<SequenceId> sequences;
+    StepShape shape;
+    int prompt_rows = 0;
+    std::vector<RowsInFlight> rows;
+  };
+  struct Chunk {
+    Sequence* sequence = nullptr;
+    int rows = 0;
   };
 
+  // scheduler.cc: sequences from their arrival to their end.
+  Sequence* Find(SequenceId id);
+  static Rank RankOf(const Sequence& sequence);
   int BlocksFor(int tokens) const;
   void Admit();
-  void ScheduleDecodes(ScheduledStep& step, int& rows_left);
-  void SchedulePrompts(ScheduledStep& step, int& rows_left);
-  // Appends up to `count` rows of the sequence; false when blocks are short.
-  bool AppendRows(SequenceId id, Sequence& sequence, int count, ScheduledStep& step);
-  bool MakeRoom(SequenceId for_id, int blocks);
-  void Preempt(SequenceId id, Sequence& sequence);
+  // False when it has to wait for blocks or for others to end.
+  bool TryAdmit(Sequence& sequence);
+  std::vector<BlockPool::Hit> Match(const Sequence& sequence) const;
+  bool FollowAnother(Sequence& sequence, int hits);
+  void ReleaseFollowers(Sequence& leader, int confirmed);
+  void UpdateCounts(Sequence& sequence);
+  void MakeReady(Sequence& sequence);
+  void LeavePrompts(Sequence& sequence);
+  void Confirm(Sequence& sequence, int end);
+  void Preempt(Sequence& sequence);
   void ReleaseBlocks(Sequence& sequence);
-  void Retire(SequenceId id);
+  void Charge(Sequence& sequence, double tokens);
+  void Retire(Sequence& sequence);
+
+  // scheduler_steps.cc: one micro-batch.
+  void ScheduleDecodes(ScheduledStep& step);
+  int DecodeShare() const;
+  void SchedulePrompts(ScheduledStep& step);
+  std::vector<Chunk> ChooseChunks(const StepShape& decodes, int rows_left);
+  // Seconds that a micro-batch with these decodes may take; Infinite before anything was measured.
+  double TimeLimit() const;
+  int RowsWithin(double limit, const StepShape& others, const Sequence& sequence, int most) const;
+  double SlowestStage(const StepShape& shape) const;
+  bool CostKnown() const;
+  // Appends up to `count` rows of the sequence; false when blocks are short, or the history does
+  // not fit.
+  bool AppendRows(Sequence& sequence, int count, ScheduledStep& step);
+  BlockId AllocateBlock(Sequence& sequence);
+  bool MakeRoom(const Sequence& for_sequence, int blocks);
 
   const SchedulerOptions options_;
   BlockPool pool_;
-  // Ordered by id, which is the order of arrival: iteration never depends on hashing.
-  std::map<SequenceId, Sequence> sequences_;
-  std::vector<SequenceId> running_;  // admitted, oldest first
-  std::deque<SequenceId> waiting_;   // not admitted, first to be admitted in front
+  FairQueue queue_;
+  FlightControl flight_;
+  std::vector<StepCostModel> costs_;  // of each stage
+
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;  // never iterated
+  std::set<Rank> running_;                                                // admitted
+  std::set<Rank> resuming_;         // admitted before, or followed another: first in line
+  std::vector<Sequence*> prompts_;  // running, with a prompt to compute; as admitted
+  std::deque<std::pair<SequenceId, uint64_t>> ready_;  // to decode; with their tickets
+  int following_ = 0;
+  int decoding_ = 0;             // running, not paused, prompt computed
+  int64_t decoding_tokens_ = 0;  // their known tokens
+  int promised_ = 0;             // blocks that running prompts will still take
   std::vector<SequenceId> pending_ends_;
-  std::deque<InFlight> in_flight_;
+  std::deque<StepInFlight> in_flight_;
+  std::vector<std::pair<StepId, StepShape>> recent_shapes_;  // by step % size
   uint64_t next_step_ = 1;
+  uint64_t next_ticket_ = 1;
+  int turn_ = 0;  // of the micro-batches, for the decodes' spread
+  int64_t prompt_rows_in_flight_ = 0;
+  int history_tokens_ = 0;  // of the step that is being formed
   int known_to_chain_ = 0;
   int64_t preemptions_ = 0;
+  int64_t cached_tokens_ = 0;
 };
 
 }  // namespace layercake::coordinator

@@ -1,5 +1,6 @@
 #include "coordinator/scheduler.h"
 
+#include <deque>
 #include <map>
 #include <set>
 #include <vector>
@@ -15,12 +16,26 @@ using ::testing::SizeIs;
 
 SequenceId Id(uint64_t value) { return static_cast<SequenceId>(value); }
 
+base::Instant At(double seconds) { return base::Instant::FromStart(absl::Seconds(seconds)); }
+
+// A sequence that shares nothing.
+absl::Status Add(Scheduler& scheduler, uint64_t id, int tokens) {
+  return scheduler.Add({.id = Id(id),
+                        .prompt = std::vector<int32_t>(static_cast<size_t>(tokens), 1),
+                        .root = std::nullopt},
+                       At(0));
+}
+absl::Status AddPrompt(Scheduler& scheduler, uint64_t id, std::vector<int32_t> prompt) {
+  return scheduler.Add({.id = Id(id), .prompt = std::move(prompt)}, At(0));
+}
+
 SchedulerOptions SmallOptions() {
   SchedulerOptions options;
   options.stages = 2;
   options.max_in_flight = 2;
   options.max_rows = 32;
   options.prefill_rows = 16;
+  options.min_prefill_rows = 4;
   options.max_sequences = 8;
   options.max_queued = 16;
   options.kv_blocks = 16;
@@ -28,29 +43,29 @@ SchedulerOptions SmallOptions() {
   return options;
 }
 
-TEST(Scheduler, CutsAPromptIntoChunksThatAreInFlightTogetherAndSamplesTheLast) {
+TEST(Scheduler, CutsAPromptIntoEvenChunksThatAreInFlightTogetherAndSamplesTheLast) {
   Scheduler scheduler(SmallOptions());
-  ASSERT_TRUE(scheduler.Add(Id(1), 20).ok());
+  ASSERT_TRUE(Add(scheduler, 1, 20).ok());
   const auto first = scheduler.NextStep();
   ASSERT_TRUE(first);
   ASSERT_THAT(first->rows, SizeIs(1));
   EXPECT_EQ(first->rows[0].first, 0);
-  EXPECT_EQ(first->rows[0].count, 16);
+  EXPECT_EQ(first->rows[0].count, 10);
   EXPECT_FALSE(first->rows[0].samples);
   EXPECT_TRUE(first->rows[0].begins);
-  EXPECT_THAT(first->rows[0].new_blocks, SizeIs(4));
+  EXPECT_THAT(first->rows[0].new_blocks, SizeIs(3));
   const auto second = scheduler.NextStep();
   ASSERT_TRUE(second);
-  EXPECT_EQ(second->rows[0].first, 16);
-  EXPECT_EQ(second->rows[0].count, 4);
+  EXPECT_EQ(second->rows[0].first, 10);
+  EXPECT_EQ(second->rows[0].count, 10);
   EXPECT_TRUE(second->rows[0].samples);
   EXPECT_FALSE(second->rows[0].begins);
-  EXPECT_EQ(second->rows[0].table_start, 4);
+  EXPECT_EQ(second->rows[0].table_start, 3);
   EXPECT_FALSE(scheduler.NextStep()) << "two are in flight";
-  scheduler.StepDone(first->step);
+  scheduler.StepDone(first->step, At(0));
   EXPECT_FALSE(scheduler.NextStep()) << "nothing to compute until the sampled token is here";
-  scheduler.StepDone(second->step);
-  scheduler.TokenAdded(Id(1));
+  scheduler.StepDone(second->step, At(0));
+  scheduler.TokenAdded(Id(1), 1);
   const auto third = scheduler.NextStep();
   ASSERT_TRUE(third);
   EXPECT_EQ(third->rows[0].first, 20);
@@ -59,31 +74,166 @@ TEST(Scheduler, CutsAPromptIntoChunksThatAreInFlightTogetherAndSamplesTheLast) {
 
 TEST(Scheduler, SpreadsDecodesEvenlyOverTheMicroBatches) {
   Scheduler scheduler(SmallOptions());
-  for (uint64_t i = 1; i <= 6; ++i) ASSERT_TRUE(scheduler.Add(Id(i), 2).ok());
-  const auto prompts = scheduler.NextStep();
-  ASSERT_THAT(prompts->rows, SizeIs(6));
-  scheduler.StepDone(prompts->step);
-  for (uint64_t i = 1; i <= 6; ++i) scheduler.TokenAdded(Id(i));
+  for (uint64_t i = 1; i <= 6; ++i) ASSERT_TRUE(Add(scheduler, i, 2).ok());
+  const auto first = scheduler.NextStep();
+  const auto second = scheduler.NextStep();
+  EXPECT_THAT(first->rows, SizeIs(3)) << "prompts too";
+  EXPECT_THAT(second->rows, SizeIs(3));
+  scheduler.StepDone(first->step, At(0));
+  scheduler.StepDone(second->step, At(0));
+  for (uint64_t i = 1; i <= 6; ++i) scheduler.TokenAdded(Id(i), 1);
   EXPECT_THAT(scheduler.NextStep()->rows, SizeIs(3));
   EXPECT_THAT(scheduler.NextStep()->rows, SizeIs(3));
+}
+
+TEST(Scheduler, KeepsTheSharesOfDecodesWithinOneRowFromRoundToRound) {
+  SchedulerOptions options = SmallOptions();
+  options.stages = options.max_in_flight = 4;
+  options.max_sequences = 16;
+  options.kv_blocks = 64;
+  Scheduler scheduler(options);
+  for (uint64_t i = 1; i <= 13; ++i) ASSERT_TRUE(Add(scheduler, i, 1).ok());
+  std::deque<ScheduledStep> in_flight;
+  std::vector<size_t> rows;
+  for (int turn = 0; turn < 60; ++turn) {
+    while (auto step = scheduler.NextStep()) {
+      rows.push_back(step->rows.size());
+      in_flight.push_back(*std::move(step));
+    }
+    const ScheduledStep done = std::move(in_flight.front());
+    in_flight.pop_front();
+    scheduler.StepDone(done.step, At(0));
+    for (const ScheduledRows& row : done.rows) scheduler.TokenAdded(row.sequence, 1);
+  }
+  for (size_t i = 20; i < rows.size(); ++i) {
+    EXPECT_GE(rows[i], 3u) << "step " << i;
+    EXPECT_LE(rows[i], 4u) << "step " << i;
+  }
+}
+
+TEST(Scheduler, SharesFullBlocksOfAPromptThatWasComputed) {
+  Scheduler scheduler(SmallOptions());
+  std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  ASSERT_TRUE(AddPrompt(scheduler, 1, prompt).ok());
+  for (int i = 0; i < 8; ++i) {
+    if (const auto step = scheduler.NextStep()) scheduler.StepDone(step->step, At(0));
+  }
+  prompt.back() = 99;
+  ASSERT_TRUE(AddPrompt(scheduler, 2, prompt).ok());
+  const auto step = scheduler.NextStep();
+  ASSERT_TRUE(step);
+  ASSERT_THAT(step->rows, SizeIs(1));
+  EXPECT_EQ(step->rows[0].sequence, Id(2));
+  EXPECT_EQ(step->rows[0].first, 8) << "two blocks of four tokens were there";
+  EXPECT_EQ(step->rows[0].table_start, 0);
+  EXPECT_THAT(step->rows[0].new_blocks, SizeIs(3)) << "the chain hears of the shared ones too";
+  EXPECT_EQ(scheduler.CachedTokens(Id(2)), 8);
+}
+
+TEST(Scheduler, APromptThatBeginsLikeOneInTheMakingWaitsForIt) {
+  Scheduler scheduler(SmallOptions());
+  const std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  ASSERT_TRUE(AddPrompt(scheduler, 1, prompt).ok());
+  ASSERT_TRUE(AddPrompt(scheduler, 2, prompt).ok());
+  int rows = 0;
+  int sampled = 0;
+  for (int i = 0; i < 20; ++i) {
+    const auto step = scheduler.NextStep();
+    if (!step) break;
+    for (const ScheduledRows& row : step->rows) {
+      rows += row.count;
+      sampled += row.samples ? 1 : 0;
+    }
+    scheduler.StepDone(step->step, At(0));
+  }
+  EXPECT_EQ(rows, 9 + 1);
+  EXPECT_EQ(sampled, 2);
+}
+
+TEST(Scheduler, WhatFollowsAnotherGoesOnAloneWhenThatOneEnds) {
+  Scheduler scheduler(SmallOptions());
+  const std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  ASSERT_TRUE(AddPrompt(scheduler, 1, prompt).ok());
+  ASSERT_TRUE(AddPrompt(scheduler, 2, prompt).ok());
+  const auto step = scheduler.NextStep();
+  scheduler.Finish(Id(1));
+  EXPECT_EQ(scheduler.queued(), 1);
+  scheduler.StepDone(step->step, At(0));
+  const auto next = scheduler.NextStep();
+  ASSERT_TRUE(next);
+  ASSERT_THAT(next->rows, SizeIs(1));
+  EXPECT_EQ(next->rows[0].sequence, Id(2));
+}
+
+TEST(Scheduler, NobodySharesWhatIsInDoubt) {
+  Scheduler scheduler(SmallOptions());
+  const std::vector<int32_t> prompt = {1, 2, 3, 4, 5};
+  ASSERT_TRUE(AddPrompt(scheduler, 1, prompt).ok());
+  while (const auto step = scheduler.NextStep()) scheduler.StepDone(step->step, At(0));
+  scheduler.Distrust(Id(1));
+  scheduler.Finish(Id(1));
+  ASSERT_TRUE(AddPrompt(scheduler, 2, prompt).ok());
+  const auto step = scheduler.NextStep();
+  ASSERT_THAT(step->rows, SizeIs(1));
+  EXPECT_EQ(step->rows[0].first, 0);
+}
+
+TEST(Scheduler, ChunksFollowTheMeasuredTimesOfTheSlowestStage) {
+  SchedulerOptions options = SmallOptions();
+  options.max_rows = 512;
+  options.prefill_rows = 256;
+  options.kv_blocks = 4096;
+  Scheduler scheduler(options);
+  // Stage 1: 1 ms and 10 us per row. Decodes alone take about 1.01 ms, so a micro-batch may take
+  // 2.02 ms: 100 rows.
+  ASSERT_TRUE(Add(scheduler, 1, 1).ok());
+  for (int i = 0; i < 30; ++i) {
+    const auto step = scheduler.NextStep();
+    ASSERT_TRUE(step);
+    scheduler.StepTime(0, step->step, 1e-4);
+    scheduler.StepTime(1, step->step, 1e-3 + 1e-5 * step->shape.rows);
+    scheduler.StepDone(step->step, At(0));
+    scheduler.TokenAdded(Id(1), 1);
+    if (i == 15) {
+      ASSERT_TRUE(Add(scheduler, 2, 4000).ok());
+    }
+    if (i > 25) {
+      EXPECT_NEAR(step->shape.rows, 102, 8) << "step " << i;
+    }
+  }
+}
+
+TEST(Scheduler, EndsTheWaitOfThoseThatWereNotAdmittedInTime) {
+  SchedulerOptions options = SmallOptions();
+  options.max_sequences = 1;
+  options.queue_timeout = absl::Seconds(5);
+  Scheduler scheduler(options);
+  ASSERT_TRUE(Add(scheduler, 1, 1).ok());
+  ASSERT_TRUE(scheduler.NextStep());
+  ASSERT_TRUE(Add(scheduler, 2, 1).ok());
+  EXPECT_EQ(scheduler.next_deadline(), At(5));
+  EXPECT_THAT(scheduler.Expired(At(4.9)), SizeIs(0));
+  EXPECT_THAT(scheduler.Expired(At(5)), testing::ElementsAre(Id(2)));
+  scheduler.Finish(Id(2));
+  EXPECT_EQ(scheduler.queued(), 0);
 }
 
 TEST(Scheduler, RefusesMoreThanTheQueueHolds) {
   SchedulerOptions options = SmallOptions();
   options.max_queued = 2;
   Scheduler scheduler(options);
-  EXPECT_TRUE(scheduler.Add(Id(1), 1).ok());
-  EXPECT_TRUE(scheduler.Add(Id(2), 1).ok());
-  EXPECT_EQ(scheduler.Add(Id(3), 1).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Add(scheduler, 1, 1).ok());
+  EXPECT_TRUE(Add(scheduler, 2, 1).ok());
+  EXPECT_EQ(Add(scheduler, 3, 1).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(Scheduler, TellsTheChainOfAnEndAtOnceEvenWithNothingElseToDo) {
   Scheduler scheduler(SmallOptions());
-  ASSERT_TRUE(scheduler.Add(Id(1), 2).ok());
+  ASSERT_TRUE(Add(scheduler, 1, 2).ok());
   const auto step = scheduler.NextStep();
   scheduler.Finish(Id(1));
   EXPECT_EQ(scheduler.blocks().free_count(), 15) << "a row is in flight: the block stays";
-  scheduler.StepDone(step->step);
+  scheduler.StepDone(step->step, At(0));
   EXPECT_EQ(scheduler.blocks().free_count(), 16);
   const auto end = scheduler.NextStep();
   ASSERT_TRUE(end);
@@ -93,7 +243,7 @@ TEST(Scheduler, TellsTheChainOfAnEndAtOnceEvenWithNothingElseToDo) {
 
 TEST(Scheduler, APausedSequenceGetsNoRows) {
   Scheduler scheduler(SmallOptions());
-  ASSERT_TRUE(scheduler.Add(Id(1), 2).ok());
+  ASSERT_TRUE(Add(scheduler, 1, 2).ok());
   scheduler.SetPaused(Id(1), true);
   EXPECT_FALSE(scheduler.NextStep());
   scheduler.SetPaused(Id(1), false);
@@ -144,7 +294,8 @@ class SchedulerRun {
     wanted.prompt = 1 + static_cast<int>(random_.Below(static_cast<uint64_t>(limit / 2)));
     wanted.outputs = 1 + static_cast<int>(random_.Below(static_cast<uint64_t>(limit / 2 - 1)));
     wanted.known = wanted.prompt;
-    if (!scheduler_.Add(Id(static_cast<uint64_t>(number)), wanted.prompt).ok()) return;
+    if (!layercake::coordinator::Add(scheduler_, static_cast<uint64_t>(number), wanted.prompt).ok())
+      return;
     wanted_.emplace(Id(static_cast<uint64_t>(number)), wanted);
   }
 
@@ -183,7 +334,7 @@ class SchedulerRun {
   void Retire() {
     const ScheduledStep step = in_flight_.front();
     in_flight_.pop_front();
-    scheduler_.StepDone(step.step);
+    scheduler_.StepDone(step.step, At(0));
     for (const ScheduledRows& row : step.rows) {
       const auto wanted = wanted_.find(row.sequence);
       if (!row.samples || wanted == wanted_.end()) continue;
@@ -193,7 +344,7 @@ class SchedulerRun {
         wanted_.erase(wanted);
       } else {
         wanted->second.known += 1;
-        scheduler_.TokenAdded(row.sequence);
+        scheduler_.TokenAdded(row.sequence, 1);
       }
     }
   }
@@ -235,6 +386,7 @@ TEST(Scheduler, KeepsItsPromisesOverSeededRuns) {
     options.kv_blocks = 4 + static_cast<int>(random.Below(20));
     options.max_rows = 1 + static_cast<int>(random.Below(20));
     options.prefill_rows = 1 + static_cast<int>(random.Below(20));
+    options.min_prefill_rows = 1 + static_cast<int>(random.Below(4));
     SchedulerRun run(seed, options);
     run.Run(20);
     run.ExpectBaseline();

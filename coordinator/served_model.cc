@@ -80,7 +80,7 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
   }
   plan.max_rows = options.max_rows;
   plan.max_sequences = options.max_sequences;
-  plan.max_in_flight = options.max_in_flight > 0 ? options.max_in_flight : options.stages;
+  plan.max_in_flight = options.max_in_flight > 0 ? options.max_in_flight : options.stages + 1;
   plan.ring = PlanRing(config, plan.max_rows, plan.context_tokens, plan.kv_block_tokens,
                        plan.max_in_flight);
   return absl::OkStatus();
@@ -148,6 +148,7 @@ EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const 
   SchedulerOptions& scheduler = engine.scheduler;
   scheduler.stages = static_cast<int>(model.plan.stages.size());
   scheduler.max_in_flight = model.plan.max_in_flight;
+  scheduler.max_history_tokens = model.plan.context_tokens;
   scheduler.max_rows = model.plan.max_rows;
   scheduler.prefill_rows = std::min(options.prefill_rows, model.plan.max_rows);
   scheduler.max_sequences = model.plan.max_sequences;

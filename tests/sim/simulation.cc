@@ -91,6 +91,7 @@ Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, ui
   coordinator::EngineOptions engine;
   engine.scheduler = scheduler;
   engine.scheduler.stages = stages;
+  engine.scheduler.max_history_tokens = options_.context_tokens;
   engine.scheduler.max_in_flight = std::max(scheduler.max_in_flight, 1);
   engine.max_pending_bytes = options_.max_pending_bytes;
   engine.reader_timeout = options_.reader_timeout;
@@ -176,7 +177,7 @@ void Simulation::SubmitNext() {
   SimRequest& request = requests_[index];
   SimOutcome& outcome = report_.outcomes[index];
   outcome.submitted = Now();
-  outcome.open = 1;
+  outcome.open = request.request.n;
   outcome.choices.resize(static_cast<size_t>(outcome.open));
   sinks_[index] = std::make_shared<Sink>(*this, index, request.bytes_per_second);
   ++open_;

@@ -1,0 +1,251 @@
+// How the scheduler forms one micro-batch.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/check.h"
+#include "coordinator/scheduler.h"
+#include "coordinator/scheduler_sequence.h"
+
+namespace layercake::coordinator {
+namespace {
+
+// Below this share of free blocks, prompts get proportionally fewer rows: they would only take the
+// blocks that running sequences need next.
+constexpr double kScarce = 0.1;
+
+}  // namespace
+
+std::optional<ScheduledStep> Scheduler::NextStep() {
+  if (in_flight() >= flight_.wanted()) return std::nullopt;
+  Admit();
+  ScheduledStep step;
+  step.step = static_cast<StepId>(next_step_);
+  history_tokens_ = 0;
+  ScheduleDecodes(step);
+  const auto decode_rows = static_cast<int>(step.shape.rows);
+  SchedulePrompts(step);
+  const int prompt_rows = static_cast<int>(step.shape.rows) - decode_rows;
+  if (step.rows.empty() && pending_ends_.empty()) return std::nullopt;
+  if (!step.rows.empty()) turn_ = (turn_ + 1) % flight_.wanted();
+
+  StepInFlight record{
+      .step = step.step, .shape = step.shape, .prompt_rows = prompt_rows, .rows = {}};
+  prompt_rows_in_flight_ += prompt_rows;
+  for (const ScheduledRows& rows : step.rows) {
+    record.rows.push_back({.sequence = rows.sequence, .end = rows.first + rows.count});
+  }
+  recent_shapes_[next_step_ % recent_shapes_.size()] = {step.step, step.shape};
+  in_flight_.push_back(std::move(record));
+  ++next_step_;
+  known_to_chain_ -= static_cast<int>(pending_ends_.size());
+  step.ends = std::exchange(pending_ends_, {});
+  return step;
+}
+
+int Scheduler::DecodeShare() const {
+  const int turns = flight_.wanted();
+  // Turn i of n takes the sequences from i * all / n to (i + 1) * all / n: shares that differ by at
+  // most one and stay the same from round to round.
+  const int64_t all = decoding_;
+  return static_cast<int>((turn_ + 1) * all / turns - turn_ * all / turns);
+}
+
+void Scheduler::ScheduleDecodes(ScheduledStep& step) {
+  int share = options_.throttle ? DecodeShare() : options_.max_rows;
+  // A turn without a share is for those that have one.
+  for (int i = 1; share == 0 && decoding_ > 0 && i < flight_.wanted(); ++i) {
+    turn_ = (turn_ + 1) % flight_.wanted();
+    share = DecodeShare();
+  }
+  share = std::min(share, options_.max_rows);
+  std::vector<std::pair<SequenceId, uint64_t>> without_blocks;
+  while (share > 0 && !ready_.empty()) {
+    const auto entry = ready_.front();
+    ready_.pop_front();
+    Sequence* const sequence = Find(entry.first);
+    if (sequence == nullptr || sequence->ready_ticket != entry.second) continue;
+    if (!AppendRows(*sequence, 1, step)) {
+      without_blocks.push_back(entry);
+      continue;
+    }
+    sequence->ready_ticket = 0;
+    --share;
+  }
+  // First in line when those in flight have come back.
+  ready_.insert(ready_.begin(), without_blocks.begin(), without_blocks.end());
+}
+
+void Scheduler::SchedulePrompts(ScheduledStep& step) {
+  if (prompts_.empty()) return;
+  const int rows_left = options_.max_rows - static_cast<int>(step.shape.rows);
+  for (const Chunk& chunk : ChooseChunks(step.shape, rows_left)) {
+    // Making room for one chunk may have preempted the sequence of a later one.
+    if (chunk.sequence->state != Sequence::State::kPrompt) continue;
+    if (!AppendRows(*chunk.sequence, chunk.rows, step)) continue;
+    if (chunk.sequence->pending() > 0) continue;
+    chunk.sequence->state = Sequence::State::kDecoding;
+    LeavePrompts(*chunk.sequence);
+    UpdateCounts(*chunk.sequence);
+  }
+}
+
+std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, int rows_left) {
+  std::vector<Chunk> chunks;
+  int64_t pending = 0;
+  for (Sequence* const sequence : prompts_) {
+    if (sequence->paused || sequence->finished || sequence->pending() <= 0) continue;
+    chunks.push_back({.sequence = sequence, .rows = 0});
+    pending += sequence->pending();
+  }
+  if (chunks.empty() || rows_left <= 0) return {};
+  int budget = std::min(options_.prefill_rows, rows_left);
+  double limit = std::numeric_limits<double>::infinity();
+  if (options_.throttle) {
+    // With those in flight, so that a prompt goes in even parts.
+    const int64_t all = pending + prompt_rows_in_flight_;
+    const int64_t share = (all + flight_.wanted() - 1) / flight_.wanted();
+    const double free = static_cast<double>(pool_.free_count()) / pool_.total();
+    const double pressure = std::min(1.0, free / kScarce);
+    budget = static_cast<int>(
+        std::min<double>(budget, static_cast<double>(std::min<int64_t>(share, budget)) * pressure));
+    budget = std::min(std::max(budget, options_.min_prefill_rows), rows_left);
+    limit = TimeLimit();
+    // The one with the least left comes second.
+    if (chunks.size() > 2) {
+      std::iter_swap(
+          chunks.begin() + 1,
+          std::min_element(chunks.begin() + 1, chunks.end(), [](const Chunk& a, const Chunk& b) {
+            return a.sequence->pending() < b.sequence->pending();
+          }));
+    }
+  }
+  // The first gets half and, when the others have had theirs, what is left.
+  StepShape shape = decodes;
+  const double base = SlowestStage(decodes);
+  const auto give = [&](Chunk& chunk, int most, double until) {
+    const Sequence& sequence = *chunk.sequence;
+    most = std::min(most, sequence.pending() - chunk.rows);
+    const int rows = RowsWithin(until, shape, sequence, chunk.rows + most) - chunk.rows;
+    if (rows <= 0) return;
+    shape.Add(ShapeOf(sequence.computed + chunk.rows, rows, false));
+    chunk.rows += rows;
+    budget -= rows;
+  };
+  const bool alone = chunks.size() == 1 || !options_.throttle;
+  Chunk& first = chunks.front();
+  give(first, alone ? budget : (budget + 1) / 2, alone ? limit : base + (limit - base) / 2);
+  for (size_t i = 1; i < chunks.size() && budget > 0; ++i) give(chunks[i], budget, limit);
+  if (budget > 0) give(first, budget, limit);
+  const int least = std::min({options_.min_prefill_rows, first.sequence->pending(), rows_left});
+  if (shape.rows - decodes.rows < least) first.rows = std::max(first.rows, least);
+  std::erase_if(chunks, [](const Chunk& chunk) { return chunk.rows == 0; });
+  return chunks;
+}
+
+double Scheduler::TimeLimit() const {
+  if (!CostKnown()) return std::numeric_limits<double>::infinity();
+  // Without decodes: what the first chunk of a prompt takes at its full size, so that late chunks,
+  // which read more, get fewer rows.
+  if (decoding_ == 0) return SlowestStage(ShapeOf(0, options_.prefill_rows, false));
+  const double turns = std::min(flight_.wanted(), decoding_);
+  const double rows = decoding_ / turns;
+  return options_.max_stretch *
+         SlowestStage({.rows = rows,
+                       .samples = rows,
+                       .reads = static_cast<double>(decoding_tokens_) / turns});
+}
+
+int Scheduler::RowsWithin(double limit, const StepShape& others, const Sequence& sequence,
+                          int most) const {
+  if (limit == std::numeric_limits<double>::infinity()) return most;
+  int rows = 0;
+  int too_many = most + 1;
+  while (too_many - rows > 1) {
+    const int middle = rows + (too_many - rows) / 2;
+    StepShape shape = others;
+    shape.Add(ShapeOf(sequence.computed, middle, false));
+    (SlowestStage(shape) <= limit ? rows : too_many) = middle;
+  }
+  return rows;
+}
+
+double Scheduler::SlowestStage(const StepShape& shape) const {
+  double slowest = 0;
+  for (const StepCostModel& cost : costs_) slowest = std::max(slowest, cost.Predict(shape));
+  return slowest;
+}
+
+bool Scheduler::CostKnown() const {
+  return std::all_of(costs_.begin(), costs_.end(),
+                     [](const StepCostModel& cost) { return cost.ready(); });
+}
+
+bool Scheduler::AppendRows(Sequence& sequence, int count, ScheduledStep& step) {
+  const bool begins = !sequence.begun;
+  if (begins && history_tokens_ > 0 &&
+      history_tokens_ + sequence.computed > options_.max_history_tokens) {
+    return false;
+  }
+  const int end = sequence.computed + count;
+  const int missing = BlocksFor(end) - static_cast<int>(sequence.blocks.size());
+  if (missing > pool_.free_count() && !MakeRoom(sequence, missing)) return false;
+  ScheduledRows rows;
+  rows.sequence = sequence.id;
+  rows.first = sequence.computed;
+  rows.count = count;
+  rows.samples = end == sequence.known();
+  rows.begins = begins;
+  // A sequence that begins brings all its blocks, the shared ones too.
+  rows.table_start = begins ? 0 : static_cast<int>(sequence.blocks.size());
+  if (begins) {
+    rows.new_blocks = sequence.blocks;
+    history_tokens_ += sequence.computed;
+  }
+  for (int i = 0; i < missing; ++i) {
+    rows.new_blocks.push_back(AllocateBlock(sequence));
+    sequence.blocks.push_back(rows.new_blocks.back());
+  }
+  step.shape.Add(ShapeOf(sequence.computed, count, rows.samples));
+  sequence.computed = end;
+  sequence.in_flight += 1;
+  sequence.begun = true;
+  sequence.sent = true;
+  UpdateCounts(sequence);
+  if (sequence.state == Sequence::State::kDecoding) Charge(sequence, count);
+  step.rows.push_back(std::move(rows));
+  return true;
+}
+
+BlockId Scheduler::AllocateBlock(Sequence& sequence) {
+  if (options_.fault == SchedulerFault::kReuseBlock && next_step_ % 7 == 0) {
+    for (const Rank& rank : running_) {
+      const Sequence& other = *Find(rank.second);
+      if (&other == &sequence || other.blocks.empty()) continue;
+      pool_.Share(other.blocks.back());
+      return other.blocks.back();
+    }
+  }
+  const std::optional<BlockId> block = pool_.Allocate();
+  LC_CHECK(block.has_value(), "the pool is empty after room was made");
+  return *block;
+}
+
+bool Scheduler::MakeRoom(const Sequence& for_sequence, int blocks) {
+  // The last in rank first, and never one before the one in need: so the first always goes on.
+  while (pool_.free_count() < blocks) {
+    Sequence* victim = nullptr;
+    for (auto rank = running_.rbegin(); rank != running_.rend(); ++rank) {
+      if (*rank <= RankOf(for_sequence)) break;
+      Sequence* const candidate = Find(rank->second);
+      if (candidate->in_flight > 0 || candidate->finished || candidate->blocks.empty()) continue;
+      victim = candidate;
+      break;
+    }
+    if (victim == nullptr) return false;  // those in flight come back; then it is tried again
+    Preempt(*victim);
+  }
+  return true;
+}
+
+}  // namespace layercake::coordinator

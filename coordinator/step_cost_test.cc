@@ -1,0 +1,56 @@
+#include "coordinator/step_cost.h"
+
+#include "base/random.h"
+#include "gtest/gtest.h"
+
+namespace layercake::coordinator {
+namespace {
+
+double TrueSeconds(const StepShape& shape) {
+  return 2e-3 + 1e-5 * shape.rows + 4e-5 * shape.samples + 2e-9 * shape.reads;
+}
+
+TEST(StepCostModel, LearnsAStagesTimesFromMixedSteps) {
+  StepCostModel model;
+  base::SeededRandom random(3);
+  for (int i = 0; i < 400; ++i) {
+    StepShape shape;
+    const auto decodes = static_cast<int>(random.Below(32));
+    for (int d = 0; d < decodes; ++d) {
+      shape.Add(ShapeOf(static_cast<int>(random.Below(4000)), 1, true));
+    }
+    shape.Add(
+        ShapeOf(static_cast<int>(random.Below(8000)), static_cast<int>(random.Below(256)), false));
+    model.Add(shape, TrueSeconds(shape) * (0.98 + 0.04 * random.Unit()));
+  }
+  ASSERT_TRUE(model.ready());
+  for (const StepShape& shape :
+       {ShapeOf(0, 256, false), ShapeOf(7000, 64, false), ShapeOf(100, 1, true)}) {
+    EXPECT_NEAR(model.Predict(shape), TrueSeconds(shape), 0.1 * TrueSeconds(shape));
+  }
+}
+
+TEST(StepCostModel, IsRightForWhatItSawEvenWhenThatDecidesLittle) {
+  StepCostModel model;
+  const StepShape decodes{.rows = 8, .samples = 8, .reads = 800};
+  for (int i = 0; i < 50; ++i) model.Add(decodes, 3e-3);
+  EXPECT_NEAR(model.Predict(decodes), 3e-3, 1e-4);
+}
+
+TEST(StepCostModel, FollowsAStageThatBecomesSlower) {
+  StepCostModel model;
+  const StepShape decodes{.rows = 8, .samples = 8, .reads = 800};
+  for (int i = 0; i < 500; ++i) model.Add(decodes, 1e-3);
+  for (int i = 0; i < 500; ++i) model.Add(decodes, 2e-3);
+  EXPECT_NEAR(model.Predict(decodes), 2e-3, 2e-4);
+}
+
+TEST(StepCostModel, IsNotReadyBeforeItHasSeenSteps) {
+  StepCostModel model;
+  EXPECT_FALSE(model.ready());
+  model.Add(ShapeOf(0, 1, true), 0);  // a clock that did not move says nothing
+  EXPECT_EQ(model.samples(), 0);
+}
+
+}  // namespace
+}  // namespace layercake::coordinator
