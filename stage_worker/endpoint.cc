@@ -22,9 +22,11 @@ v1::HostIdentity ToProto(const transport::EndpointFacts& facts, const std::strin
   return host;
 }
 
-absl::StatusOr<transport::EndpointFacts> FromProto(const v1::HostIdentity& host, bool has_ucx) {
+absl::StatusOr<transport::EndpointFacts> FromProto(const v1::HostIdentity& host, bool has_ucx,
+                                                   bool on_cuda) {
   transport::EndpointFacts facts;
   facts.has_ucx = has_ucx;
+  facts.on_cuda = on_cuda;
   facts.host.host_id = host.host_id();
   facts.host.boot_id = host.boot_id();
   facts.host.pid = host.pid();

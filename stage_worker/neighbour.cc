@@ -84,6 +84,7 @@ transport::ChannelOptions UpstreamEnd::ChannelOptions() const {
 absl::Status UpstreamEnd::Open(transport::ChannelFactory& factory) {
   auto candidate = std::make_unique<Candidate>();
   candidate->kind = factory.kind();
+  candidate->peer_memory = factory.peer_memory();
   const size_t index = candidates_.size();
   transport::ChannelContext context;
   context.executor = context_.executor;
@@ -112,8 +113,8 @@ void UpstreamEnd::OnChannel(size_t index) {
   }
   if (!candidate.receiver->connected()) return;
   if (candidate.probe == nullptr) {
-    candidate.probe =
-        std::make_unique<transport::ProbeReceiver>(*candidate.receiver, ChannelOptions());
+    candidate.probe = std::make_unique<transport::ProbeReceiver>(
+        *candidate.receiver, ChannelOptions(), candidate.peer_memory);
     candidate.timer =
         context_.timers->At(context_.clock->Now() + options_.connect_timeout, [this, index] {
           candidates_[index]->timer = base::TimerId::kNone;
@@ -219,7 +220,8 @@ absl::Status DownstreamEnd::Plan(const v1::ChannelOffer& offer) {
   LC_ASSIGN_OR_RETURN(const transport::TransportRequest request,
                       transport::ParseTransportRequest(offer.transport()));
   LC_ASSIGN_OR_RETURN(const transport::EndpointFacts peer,
-                      FromProto(offer.host(), Offers(offer, TransportKind::kUcx)));
+                      FromProto(offer.host(), Offers(offer, TransportKind::kUcx),
+                                Offers(offer, TransportKind::kCudaIpc)));
   LC_ASSIGN_OR_RETURN(const transport::TransportChoice choice,
                       transport::ChooseTransport(request, options_.facts, peer));
   reason_ = choice.reason;
@@ -291,7 +293,8 @@ void DownstreamEnd::OnChannel() {
   if (probe_ == nullptr) {
     const transport::ChannelOptions channel = {
         .ring = options_.ring, .geometry = options_.geometry, .peer = peer_};
-    probe_ = std::make_unique<transport::ProbeSender>(*sender_, channel, *context_.clock);
+    probe_ = std::make_unique<transport::ProbeSender>(
+        *sender_, channel, *context_.clock, FactoryOf(attempts_[current_].kind)->peer_memory());
   }
   const absl::StatusOr<bool> done = probe_->Advance();
   if (!done.ok()) {

@@ -68,6 +68,7 @@ class UpstreamEnd {
  private:
   struct Candidate {
     transport::TransportKind kind = transport::TransportKind::kLocal;
+    kernels::PeerMemory* peer_memory = nullptr;            // of the factory
     std::unique_ptr<transport::ChannelReceiver> receiver;  // null once dropped
     std::unique_ptr<transport::ProbeReceiver> probe;       // while it runs
     base::TimerId timer = base::TimerId::kNone;            // bounds the probe

@@ -214,7 +214,7 @@ TEST(Endpoint, SurvivesTheWire) {
   facts.host = {"id", "boot", "pid:[1]", "ipc:[2]", 1000, 77, 88};
   facts.socket_scope = "5:6";
   facts.has_ucx = true;
-  const auto back = FromProto(ToProto(facts, "name"), true);
+  const auto back = FromProto(ToProto(facts, "name"), true, false);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(*back, facts);
 }

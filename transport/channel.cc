@@ -22,6 +22,17 @@ absl::Status CheckRange(absl::string_view name, uint32_t value, uint32_t limit) 
 
 }  // namespace
 
+kernels::Buffer ReceivedFrame::sections() const {
+  if (payload.space == kernels::MemorySpace::kDevice) return section;
+  return {payload.address, header.section_bytes, payload.space};
+}
+
+kernels::Buffer ReceivedFrame::body() const {
+  if (payload.space == kernels::MemorySpace::kDevice) return payload;
+  return {payload.address + header.section_bytes, payload.bytes - header.section_bytes,
+          payload.space};
+}
+
 absl::string_view TransportKindName(TransportKind kind) {
   switch (kind) {
     case TransportKind::kLocal:

@@ -13,6 +13,10 @@
 // Nothing here blocks. `on_ready` (ChannelContext) runs on the executor's thread when a call that
 // had no result may have one now: a frame, a credit, the connection, or an error. It may be
 // spurious and it may cover several events: call until empty.
+// Slots lie in host memory, except the activation slots of cuda_ipc ("device slots"): these lie on
+// the receiver's device, hold what follows a payload's sections, and are written and read by copies
+// of a device that are complete before Commit and before Release.
+//
 // The first fatal error is latched: status() keeps it and every later call returns it.
 // Thread rule: everything on the executor's thread.
 #pragma once
@@ -31,6 +35,7 @@
 #include "base/executor.h"
 #include "base/fd_watcher.h"
 #include "kernels/device.h"
+#include "kernels/peer_memory.h"
 #include "transport/frame.h"
 
 namespace layercake::transport {
@@ -63,8 +68,9 @@ class FrameTap {
  public:
   enum class Verdict { kSend, kDrop, kSendTwice };
   virtual ~FrameTap() = default;
-  // May change the bytes of header and payload. Shortening `payload` shortens what is sent where
-  // the kind sends bytes (ucx); elsewhere only the header says how long a payload is.
+  // May change the bytes of header and payload (of a device slot: of the sections). Shortening
+  // `payload` shortens what is sent where the kind sends bytes (ucx); elsewhere only the header
+  // says how long a payload is.
   virtual Verdict OnFrame(absl::Span<std::byte> header, kernels::Buffer& payload) = 0;
 };
 
@@ -81,6 +87,8 @@ struct SendSlot {
   Lane lane = Lane::kPlan;
   uint32_t index = 0;
   kernels::Buffer memory;  // the whole slot
+  // Of a device slot: host memory for the sections, which then do not stand at memory's start.
+  kernels::Buffer section = {};
 };
 
 // What the sender says of a frame; the channel fills in ring, sequence and checksum.
@@ -94,7 +102,13 @@ struct OutgoingFrame {
 struct ReceivedFrame {
   FrameHeader header;
   uint32_t slot = 0;
-  kernels::Buffer payload;  // header.payload_bytes
+  kernels::Buffer payload;  // header.payload_bytes; of a device slot: without the sections
+  // Of a device slot alone: header.section_bytes of host memory.
+  kernels::Buffer section = {};
+
+  // The sections, in host memory, and what follows them: of any slot.
+  kernels::Buffer sections() const;
+  kernels::Buffer body() const;
 };
 
 class ChannelSender {
@@ -130,6 +144,8 @@ class ChannelFactory {
  public:
   virtual ~ChannelFactory() = default;
   virtual TransportKind kind() const = 0;
+  // What moves bytes in and out of device slots; null for kinds without.
+  virtual kernels::PeerMemory* peer_memory() const { return nullptr; }
   virtual absl::StatusOr<std::unique_ptr<ChannelReceiver>> CreateReceiver(
       const ChannelOptions& options, ChannelContext context) = 0;
   // `offer` came over the wire: it is checked. Returns at once; connected() says when it is done,

@@ -52,6 +52,11 @@ bool TryAcquire(ChannelRig& rig, Lane lane, SendSlot& slot, absl::Status& status
   return true;
 }
 
+// Half of a frame is sections, as far as a device slot has room for them.
+uint32_t SectionBytes(size_t payload_bytes) {
+  return static_cast<uint32_t>(std::min<size_t>(payload_bytes / 2, 4096));
+}
+
 // Sends `text` as one frame, from the test's thread.
 absl::Status SendText(ChannelRig& rig, Lane lane, absl::string_view text, uint64_t step = 0) {
   absl::Status status;
@@ -61,10 +66,12 @@ absl::Status SendText(ChannelRig& rig, Lane lane, absl::string_view text, uint64
   }
   if (!status.ok()) return status;
   rig.sender_end.Run([&] {
-    std::memcpy(slot.memory.address, text.data(), text.size());
+    const uint32_t section_bytes = SectionBytes(text.size());
+    status = WritePayload(rig.sender_memory(), slot, text, section_bytes);
+    if (!status.ok()) return;
     status = rig.sender->Commit(slot, {.kind = FrameKind::kActivation,
                                        .step = step,
-                                       .section_bytes = static_cast<uint32_t>(text.size() / 2),
+                                       .section_bytes = section_bytes,
                                        .payload_bytes = static_cast<uint32_t>(text.size())});
   });
   return status;
@@ -86,8 +93,10 @@ Got ReceiveText(ChannelRig& rig, Lane lane, bool release = true) {
     if (!frame.ok()) return true;
     got.header = (*frame)->header;
     got.slot = (*frame)->slot;
-    got.text.assign(reinterpret_cast<const char*>((*frame)->payload.address),
-                    (*frame)->payload.bytes);
+    absl::StatusOr<std::string> text = ReadPayload(rig.receiver_memory(), **frame);
+    got.status = text.status();
+    if (!text.ok()) return true;
+    got.text = *std::move(text);
     if (release) got.status = rig.receiver->Release(lane, got.slot);
     return true;
   });
@@ -133,7 +142,7 @@ TEST_P(Conformance, DeliversFramesOfALaneInOrderWithTheirBytes) {
     ASSERT_EQ(got.status, absl::OkStatus());
     EXPECT_EQ(got.text, text);
     EXPECT_EQ(got.header.step, 100 + i);
-    EXPECT_EQ(got.header.section_bytes, text.size() / 2);
+    EXPECT_EQ(got.header.section_bytes, SectionBytes(text.size()));
     EXPECT_EQ(got.header.lane, lane);
     EXPECT_EQ(got.header.sequence, i % 3 == 0 ? i / 3 : i - i / 3 - 1);
     EXPECT_EQ(got.header.ring, Options().ring);
@@ -227,7 +236,8 @@ TEST_P(Conformance, RefusesAnOfferThatIsNotTheOneAgreed) {
   changed.geometry.plan_slots += 1;
   EXPECT_TRUE(absl::IsFailedPrecondition(rig.ConnectSender(EncodeOffer(changed))));
   changed = *DecodeOffer(rig.offer);
-  changed.kind = TransportKind::kCudaIpc;
+  changed.kind =
+      GetParam() == TestKind::kCudaIpc ? TransportKind::kPinnedHost : TransportKind::kCudaIpc;
   EXPECT_TRUE(absl::IsInvalidArgument(rig.ConnectSender(EncodeOffer(changed))));
   std::string version = rig.offer;
   version[4] = 2;
@@ -331,8 +341,8 @@ TEST_P(Conformance, MakesFreshRingsBetweenTheSameProcesses) {
 TEST_P(Conformance, ProvesItselfByThePatternProbe) {
   ChannelRig& rig = MakeRig();
   ASSERT_TRUE(rig.Connect().ok());
-  ProbeSender out(*rig.sender, rig.options, clock_);
-  ProbeReceiver in(*rig.receiver, rig.options);
+  ProbeSender out(*rig.sender, rig.options, clock_, rig.sender_memory());
+  ProbeReceiver in(*rig.receiver, rig.options, rig.receiver_memory());
   absl::StatusOr<bool> received = false;
   absl::StatusOr<bool> sent = false;
   std::thread receiving([&] {
@@ -377,6 +387,10 @@ struct Stream {
   }
 };
 
+absl::string_view AsText(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 TEST_P(Conformance, CarriesTenThousandFramesOfRandomSizesOnBothLanes) {
   constexpr uint64_t kSeed = 20261129;
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
@@ -408,9 +422,8 @@ TEST_P(Conformance, CarriesTenThousandFramesOfRandomSizesOnBothLanes) {
               if (!frame->has_value()) break;
               expected.resize(in[l].NextBytes());
               in[l].Fill(absl::MakeSpan(expected));
-              const kernels::Buffer payload = (*frame)->payload;
-              if (payload.bytes != expected.size() ||
-                  !std::equal(expected.begin(), expected.end(), payload.address)) {
+              const auto payload = ReadPayload(rig.receiver_memory(), **frame);
+              if (!payload.ok() || *payload != AsText(expected)) {
                 wrong = absl::StrCat("frame ", received[l], " of lane ", l);
                 return true;
               }
@@ -422,6 +435,7 @@ TEST_P(Conformance, CarriesTenThousandFramesOfRandomSizesOnBothLanes) {
         },
         absl::Seconds(240));
   });
+  std::vector<std::byte> made;
   rig.sender_end.Await(
       [&] {
         for (const Lane lane : {Lane::kPlan, Lane::kActivation}) {
@@ -432,9 +446,13 @@ TEST_P(Conformance, CarriesTenThousandFramesOfRandomSizesOnBothLanes) {
             if (!slot.ok()) return true;
             if (!slot->has_value()) break;
             const uint32_t bytes = out[l].NextBytes();
-            out[l].Fill(absl::MakeSpan((*slot)->memory.address, bytes));
-            sender_status.Update(rig.sender->Commit(
-                **slot, {.kind = FrameKind::kActivation, .payload_bytes = bytes}));
+            made.resize(bytes);
+            out[l].Fill(absl::MakeSpan(made));
+            const uint32_t sections = SectionBytes(bytes);
+            sender_status.Update(WritePayload(rig.sender_memory(), **slot, AsText(made), sections));
+            sender_status.Update(rig.sender->Commit(**slot, {.kind = FrameKind::kActivation,
+                                                             .section_bytes = sections,
+                                                             .payload_bytes = bytes}));
             ++sent[l];
           }
         }
@@ -450,7 +468,8 @@ TEST_P(Conformance, CarriesTenThousandFramesOfRandomSizesOnBothLanes) {
 
 INSTANTIATE_TEST_SUITE_P(Every, Conformance,
                          ::testing::Values(TestKind::kLocal, TestKind::kPinnedHost,
-                                           TestKind::kUcxTcp, TestKind::kUcxSharedMemory),
+                                           TestKind::kUcxTcp, TestKind::kUcxSharedMemory,
+                                           TestKind::kCudaIpc),
                          [](const ::testing::TestParamInfo<TestKind>& kind) {
                            return TestKindName(kind.param);
                          });

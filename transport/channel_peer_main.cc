@@ -1,6 +1,7 @@
 // The other end of a channel, in a process that a test kills.
 //
-//   channel_peer KIND ROLE FOLDER     KIND: pinned_host, ucx_tcp, ucx_shared_memory
+//   channel_peer KIND ROLE FOLDER     KIND: pinned_host, cuda_ipc (over fake device memory),
+//                                     ucx_tcp, ucx_shared_memory
 // As `receiver` it prints its offer in hex, as `sender` it reads one from standard input. Both
 // print "connected"; a sender then commits ten frames, a receiver polls and releases what comes.
 // Both wait until they are killed.
@@ -18,8 +19,9 @@ namespace {
 constexpr int kFrames = 10;
 
 std::unique_ptr<ChannelFactory> MakeFactory(absl::string_view kind, const std::string& folder,
-                                            const base::Clock& clock,
+                                            const base::Clock& clock, FakePeerMemory& memory,
                                             std::unique_ptr<UcxWorker>& worker) {
+  if (kind == "cuda_ipc") return std::make_unique<CudaIpcChannelFactory>(memory, folder);
   if (kind == "pinned_host") {
     PinnedHostOptions options;
     options.socket_folder = folder;
@@ -57,7 +59,8 @@ bool ReceiveAll(ChannelReceiver& receiver) {
 int Main(absl::string_view kind, absl::string_view role, const std::string& folder) {
   base::SystemClock clock;
   std::unique_ptr<UcxWorker> worker;
-  const std::unique_ptr<ChannelFactory> factory = MakeFactory(kind, folder, clock, worker);
+  FakePeerMemory memory;
+  const std::unique_ptr<ChannelFactory> factory = MakeFactory(kind, folder, clock, memory, worker);
   if (factory == nullptr) return 1;
   ChannelRig rig(*factory, *factory, PeerTestOptions(), clock);
   if (role == "receiver") {

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -102,6 +103,8 @@ std::string TestKindName(TestKind kind) {
       return "UcxTcp";
     case TestKind::kUcxSharedMemory:
       return "UcxSharedMemory";
+    case TestKind::kCudaIpc:
+      return "CudaIpc";
   }
   return "";
 }
@@ -126,6 +129,12 @@ std::unique_ptr<TestFactories> MakeTestFactories(TestKind kind, const base::Cloc
         *factory = std::make_unique<PinnedHostChannelFactory>(std::move(options));
       }
       break;
+    case TestKind::kCudaIpc:
+      made->sender =
+          std::make_unique<CudaIpcChannelFactory>(made->sender_memory, made->folder.path());
+      made->receiver =
+          std::make_unique<CudaIpcChannelFactory>(made->receiver_memory, made->folder.path());
+      break;
     case TestKind::kUcxTcp:
     case TestKind::kUcxSharedMemory:
       made->sender_worker = ValueOrExit(UcxWorker::Create(clock, TestUcxOptions(kind)));
@@ -135,6 +144,31 @@ std::unique_ptr<TestFactories> MakeTestFactories(TestKind kind, const base::Cloc
       break;
   }
   return made;
+}
+
+absl::Status WritePayload(kernels::PeerMemory* memory, const SendSlot& slot,
+                          absl::string_view payload, uint32_t section_bytes) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(payload.data());
+  if (slot.memory.space == kernels::MemorySpace::kHost) {
+    std::memcpy(slot.memory.address, bytes, payload.size());
+    return absl::OkStatus();
+  }
+  std::memcpy(slot.section.address, bytes, section_bytes);
+  return memory->CopyIn(bytes + section_bytes, slot.memory, payload.size() - section_bytes);
+}
+
+absl::StatusOr<std::string> ReadPayload(kernels::PeerMemory* memory, const ReceivedFrame& frame) {
+  const kernels::Buffer sections = frame.sections();
+  const kernels::Buffer body = frame.body();
+  std::string payload(sections.bytes + body.bytes, '\0');
+  std::memcpy(payload.data(), sections.address, sections.bytes);
+  auto* const to = reinterpret_cast<std::byte*>(payload.data()) + sections.bytes;
+  if (body.space == kernels::MemorySpace::kHost) {
+    std::memcpy(to, body.address, body.bytes);
+    return payload;
+  }
+  LC_RETURN_IF_ERROR(memory->CopyOut(body, to, body.bytes));
+  return payload;
 }
 
 ChannelOptions PeerTestOptions() {

@@ -13,6 +13,8 @@
 #include "absl/time/time.h"
 #include "base/event_loop.h"
 #include "transport/channel.h"
+#include "transport/cuda_ipc_channel.h"
+#include "transport/fake_peer_memory.h"
 #include "transport/local_channel.h"
 #include "transport/pinned_host_channel.h"
 #include "transport/ucx_channel.h"
@@ -56,8 +58,8 @@ class ChannelEnd {
   std::thread thread_;
 };
 
-// Every kind that runs here, by the name that tests use.
-enum class TestKind { kLocal, kPinnedHost, kUcxTcp, kUcxSharedMemory };
+// Every kind that runs here, by the name that tests use. kCudaIpc runs over fake device memory.
+enum class TestKind { kLocal, kPinnedHost, kUcxTcp, kUcxSharedMemory, kCudaIpc };
 std::string TestKindName(TestKind kind);
 
 // The means of both ends: a hub, a folder, two UCX workers.
@@ -66,11 +68,19 @@ struct TestFactories {
   TemporaryFolder folder;
   std::unique_ptr<UcxWorker> sender_worker;
   std::unique_ptr<UcxWorker> receiver_worker;
+  FakePeerMemory sender_memory{"GPU-sender"};
+  FakePeerMemory receiver_memory{"GPU-receiver"};
   std::unique_ptr<ChannelFactory> sender;
   std::unique_ptr<ChannelFactory> receiver;
 };
 std::unique_ptr<TestFactories> MakeTestFactories(TestKind kind, const base::Clock& clock);
 UcxOptions TestUcxOptions(TestKind kind);
+
+// Writes and reads whole payloads of any slot, `section_bytes` of them sections. `memory` is of the
+// factory that made the channel.
+absl::Status WritePayload(kernels::PeerMemory* memory, const SendSlot& slot,
+                          absl::string_view payload, uint32_t section_bytes);
+absl::StatusOr<std::string> ReadPayload(kernels::PeerMemory* memory, const ReceivedFrame& frame);
 
 // What a test and the process that it kills agree on (channel_peer_main.cc).
 ChannelOptions PeerTestOptions();
@@ -90,6 +100,9 @@ class ChannelRig {
 
   void DestroySender();
   void DestroyReceiver();
+
+  kernels::PeerMemory* sender_memory() const { return sender_factory_.peer_memory(); }
+  kernels::PeerMemory* receiver_memory() const { return receiver_factory_.peer_memory(); }
 
   ChannelEnd sender_end;
   ChannelEnd receiver_end;

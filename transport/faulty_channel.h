@@ -2,7 +2,8 @@
 // the simulator, put over any real kind.
 //
 // Faults of a frame (drop, repeat, flip, truncate, zero a block) strike between its checksum and
-// its publication, so that the receiving end must find them. Delays hold a frame back at the
+// its publication, so that the receiving end must find them. Of a device slot they strike the
+// sections; harm to its rows is for a faulty PeerMemory to do. Delays hold a frame back at the
 // receiver, withheld credits hold back releases; both end after some calls, and on_ready runs then.
 // A close ends the sender as a crash of its process would. Thread rule: as the wrapped channels'.
 // The inner factory outlives it, it outlives its channels.
@@ -51,6 +52,7 @@ class FaultyChannelFactory final : public ChannelFactory {
   ~FaultyChannelFactory() override;
 
   TransportKind kind() const override { return inner_.kind(); }
+  kernels::PeerMemory* peer_memory() const override { return inner_.peer_memory(); }
   absl::StatusOr<std::unique_ptr<ChannelReceiver>> CreateReceiver(const ChannelOptions& options,
                                                                   ChannelContext context) override;
   absl::StatusOr<std::unique_ptr<ChannelSender>> Connect(absl::string_view offer,

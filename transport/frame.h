@@ -38,6 +38,7 @@ struct FrameHeader {
   uint64_t step = 0;
   uint32_t section_bytes = 0;  // optional sections at the start of the payload
   uint32_t payload_bytes = 0;  // sections included
+  // Over the payload; of a device slot over the sections alone, which are all that the host sees.
   uint32_t payload_crc32c = 0;
 };
 

@@ -15,14 +15,14 @@ namespace layercake::transport {
 
 struct SealedFrame {
   std::array<std::byte, kFrameHeaderBytes> header{};
-  kernels::Buffer payload;  // header.payload_bytes of the slot, unless a tap shortened it
+  kernels::Buffer payload;  // what was checked, unless a tap shortened it
   FrameTap::Verdict verdict = FrameTap::Verdict::kSend;
 };
 
-// `slot` is host memory of at least header.payload_bytes bytes; `tap` may be null.
-SealedFrame SealFrame(FrameHeader header, const kernels::Buffer& slot, FrameTap* tap);
+// `checked` is what the checksum covers, in host memory (frame.h); `tap` may be null.
+SealedFrame SealFrame(FrameHeader header, const kernels::Buffer& checked, FrameTap* tap);
 
-// DataLoss, naming the frame, when the payload's checksum is not the header's.
-absl::Status CheckPayload(const FrameHeader& header, const kernels::Buffer& payload);
+// DataLoss, naming the frame, when the checksum of `checked` is not the header's.
+absl::Status CheckPayload(const FrameHeader& header, const kernels::Buffer& checked);
 
 }  // namespace layercake::transport

@@ -146,7 +146,9 @@ class LocalSender final : public ChannelSender {
   absl::Status Commit(const SendSlot& slot, const OutgoingFrame& frame) override {
     LC_RETURN_IF_ERROR(status());
     LC_ASSIGN_OR_RETURN(const FrameHeader header, ring_.Commit(slot.lane, slot.index, frame));
-    const SealedFrame sealed = SealFrame(header, shared_->Slot(slot.lane, slot.index), tap_);
+    kernels::Buffer payload = shared_->Slot(slot.lane, slot.index);
+    payload.bytes = header.payload_bytes;
+    const SealedFrame sealed = SealFrame(header, payload, tap_);
     if (sealed.verdict == FrameTap::Verdict::kDrop) return absl::OkStatus();
     const LocalRing::Frame out{.header = sealed.header, .slot = slot.index};
     shared_->PushFrame(slot.lane, out);

@@ -1,71 +1,14 @@
 // The other end is another process and is killed: how soon that is seen.
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
 #include <string>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "base/unique_fd.h"
 #include "gtest/gtest.h"
 #include "transport/channel_rig.h"
+#include "transport/peer_process.h"
 
 namespace layercake::transport {
 namespace {
-
-// A channel_peer with pipes to its standard input and output.
-class PeerProcess {
- public:
-  PeerProcess(const std::string& kind, const std::string& role, const std::string& folder) {
-    std::array<int, 2> to{};
-    std::array<int, 2> from{};
-    if (pipe2(to.data(), O_CLOEXEC) != 0 || pipe2(from.data(), O_CLOEXEC) != 0) std::abort();
-    base::UniqueFd their_input(to[0]);
-    base::UniqueFd their_output(from[1]);
-    input_.Reset(to[1]);
-    output_.Reset(from[0]);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, their_input.get(), STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, their_output.get(), STDOUT_FILENO);
-    std::array<std::string, 4> words = {LAYERCAKE_CHANNEL_PEER, kind, role, folder};
-    std::array<char*, 5> arguments = {words[0].data(), words[1].data(), words[2].data(),
-                                      words[3].data(), nullptr};
-    const int error =
-        posix_spawn(&pid_, words[0].c_str(), &actions, nullptr, arguments.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (error != 0) pid_ = -1;
-  }
-  ~PeerProcess() { Kill(); }
-
-  void Write(const std::string& line) const {
-    const std::string text = line + "\n";
-    EXPECT_EQ(write(input_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  }
-  // Empty when it ended.
-  std::string ReadLine() const {
-    std::string line;
-    char c = 0;
-    while (read(output_.get(), &c, 1) == 1 && c != '\n') line += c;
-    return line;
-  }
-  // And reaps: UCX takes a process that waits to be reaped for a living one.
-  void Kill() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-  base::UniqueFd input_;
-  base::UniqueFd output_;
-};
 
 struct DeathCase {
   TestKind kind;
@@ -76,6 +19,10 @@ struct DeathCase {
 class PeerDeath : public ::testing::TestWithParam<DeathCase> {
  protected:
   PeerDeath() : factories_(MakeTestFactories(GetParam().kind, clock_)) {}
+  PeerProcess Peer(const std::string& role) {
+    return PeerProcess(
+        {LAYERCAKE_CHANNEL_PEER, GetParam().peer_kind, role, factories_->folder.path()});
+  }
 
   const base::SystemClock clock_;
   const std::unique_ptr<TestFactories> factories_;
@@ -83,9 +30,9 @@ class PeerDeath : public ::testing::TestWithParam<DeathCase> {
 };
 
 TEST_P(PeerDeath, OfAnIdleSenderIsSeenInTime) {
-  PeerProcess peer(GetParam().peer_kind, "sender", factories_->folder.path());
+  PeerProcess peer = Peer("sender");
   ASSERT_TRUE(rig_.CreateReceiver().ok());
-  peer.Write(absl::BytesToHexString(rig_.offer));
+  ASSERT_TRUE(peer.Write(absl::BytesToHexString(rig_.offer)));
   int received = 0;
   ASSERT_TRUE(rig_.receiver_end.Await([&] {
     for (;;) {
@@ -108,7 +55,7 @@ TEST_P(PeerDeath, OfAnIdleSenderIsSeenInTime) {
 }
 
 TEST_P(PeerDeath, OfAnIdleReceiverIsSeenInTime) {
-  PeerProcess peer(GetParam().peer_kind, "receiver", factories_->folder.path());
+  PeerProcess peer = Peer("receiver");
   const std::string offer = absl::HexStringToBytes(peer.ReadLine());
   ASSERT_TRUE(rig_.ConnectSender(offer).ok());
   ASSERT_TRUE(rig_.sender_end.Await([&] { return rig_.sender->connected(); }));
@@ -126,7 +73,7 @@ TEST_P(PeerDeath, OfAnIdleReceiverIsSeenInTime) {
 TEST_P(PeerDeath, BeforeTheConnectionIsAnErrorOfConnecting) {
   std::string offer;
   {
-    PeerProcess peer(GetParam().peer_kind, "receiver", factories_->folder.path());
+    PeerProcess peer = Peer("receiver");
     offer = absl::HexStringToBytes(peer.ReadLine());
   }
   absl::Status status = rig_.ConnectSender(offer);
@@ -139,6 +86,7 @@ TEST_P(PeerDeath, BeforeTheConnectionIsAnErrorOfConnecting) {
 INSTANTIATE_TEST_SUITE_P(
     Every, PeerDeath,
     ::testing::Values(DeathCase{TestKind::kPinnedHost, "pinned_host", absl::Milliseconds(200)},
+                      DeathCase{TestKind::kCudaIpc, "cuda_ipc", absl::Milliseconds(200)},
                       DeathCase{TestKind::kUcxTcp, "ucx_tcp", absl::Seconds(3)},
                       DeathCase{TestKind::kUcxSharedMemory, "ucx_shared_memory", absl::Seconds(3)}),
     [](const ::testing::TestParamInfo<DeathCase>& c) { return TestKindName(c.param.kind); });

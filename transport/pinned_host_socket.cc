@@ -162,7 +162,8 @@ absl::StatusOr<PinnedHello> DecodePinnedHello(absl::string_view bytes) {
 }
 
 std::string EncodePinnedAnswer(const PinnedAnswer& answer) {
-  return absl::StrCat(Prefix(answer.welcome ? kCodeWelcome : kCodeRefused),
+  if (answer.welcome) return absl::StrCat(Prefix(kCodeWelcome), answer.device_ring);
+  return absl::StrCat(Prefix(kCodeRefused),
                       absl::string_view(answer.reason).substr(0, kMaxMessageBytes - kPrefixBytes));
 }
 
@@ -172,8 +173,9 @@ absl::StatusOr<PinnedAnswer> DecodePinnedAnswer(absl::string_view bytes) {
     return absl::DataLossError(
         absl::StrCat("refuse the answer of a pinned_host channel: unknown code ", code));
   }
-  return PinnedAnswer{.welcome = code == kCodeWelcome,
-                      .reason = std::string(bytes.substr(kPrefixBytes))};
+  PinnedAnswer answer{.welcome = code == kCodeWelcome, .reason = {}, .device_ring = {}};
+  (answer.welcome ? answer.device_ring : answer.reason) = std::string(bytes.substr(kPrefixBytes));
+  return answer;
 }
 
 absl::Status SendMessage(int socket, absl::string_view bytes, const std::vector<int>& descriptors) {

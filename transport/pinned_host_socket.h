@@ -55,7 +55,8 @@ absl::StatusOr<PinnedHello> DecodePinnedHello(absl::string_view bytes);
 // The receiver's answer: welcome, with the descriptors, or the reason why not.
 struct PinnedAnswer {
   bool welcome = false;
-  std::string reason;
+  std::string reason;       // why not
+  std::string device_ring;  // cuda_ipc, welcome: device_slots.h; fits a message
 };
 std::string EncodePinnedAnswer(const PinnedAnswer& answer);
 absl::StatusOr<PinnedAnswer> DecodePinnedAnswer(absl::string_view bytes);

@@ -16,9 +16,12 @@ constexpr uint32_t kMediumBytes = 4096;
 constexpr int kSmallRounds = 8;
 constexpr int kRounds = 2;
 
-absl::Status RequireHostMemory(const kernels::Buffer& memory) {
-  if (memory.space == kernels::MemorySpace::kHost) return absl::OkStatus();
-  return absl::UnimplementedError("the probe writes slots in host memory only");
+bool OnDevice(const kernels::Buffer& memory) {
+  return memory.space == kernels::MemorySpace::kDevice;
+}
+
+absl::Status NoDeviceMemory() {
+  return absl::FailedPreconditionError("the probe has no means to copy to and from device slots");
 }
 
 uint64_t PatternSeed(const RingId& ring, Lane lane, uint64_t sequence) {
@@ -68,11 +71,12 @@ std::string ProbeReport::ToString() const {
 }
 
 ProbeSender::ProbeSender(ChannelSender& channel, const ChannelOptions& options,
-                         const base::Clock& clock)
+                         const base::Clock& clock, kernels::PeerMemory* memory)
     : channel_(channel),
       ring_(options.ring),
       geometry_(options.geometry),
       clock_(clock),
+      memory_(memory),
       schedule_(ProbeSchedule(options.geometry)) {}
 
 // Every slot of the lane is held, so that the next slot to be had is the credit of the one frame
@@ -105,9 +109,15 @@ absl::StatusOr<bool> ProbeSender::Advance() {
 absl::Status ProbeSender::Commit(const ProbeFrame& frame) {
   const SendSlot slot = held_.front();
   held_.pop_front();
-  LC_RETURN_IF_ERROR(RequireHostMemory(slot.memory));
   uint64_t& sequence = sequence_[static_cast<size_t>(frame.lane)];
-  FillProbePattern(ring_, frame.lane, sequence++, absl::MakeSpan(slot.memory.address, frame.bytes));
+  if (OnDevice(slot.memory)) {
+    pattern_.resize(frame.bytes);
+    FillProbePattern(ring_, frame.lane, sequence++, absl::MakeSpan(pattern_));
+    LC_RETURN_IF_ERROR(CopyToDevice(pattern_, slot.memory));
+  } else {
+    FillProbePattern(ring_, frame.lane, sequence++,
+                     absl::MakeSpan(slot.memory.address, frame.bytes));
+  }
   if (frame.measured) sent_ = clock_.Now();
   LC_RETURN_IF_ERROR(channel_.Commit(
       slot,
@@ -117,16 +127,40 @@ absl::Status ProbeSender::Commit(const ProbeFrame& frame) {
   return absl::OkStatus();
 }
 
-void ProbeSender::Measure(const ProbeFrame& frame, absl::Duration elapsed) {
-  report_.round_trip = std::min(report_.round_trip, elapsed);
-  if (frame.lane != Lane::kActivation || frame.bytes != geometry_.activation_slot_bytes) return;
-  const double seconds = std::max(absl::ToDoubleSeconds(elapsed), 1e-9);
-  report_.bytes_per_second =
-      std::max(report_.bytes_per_second, static_cast<double>(frame.bytes) / seconds);
+absl::Status ProbeSender::CopyToDevice(absl::Span<const std::byte> pattern,
+                                       const kernels::Buffer& slot) {
+  if (memory_ == nullptr) return NoDeviceMemory();
+  if (own_ == nullptr) {
+    LC_ASSIGN_OR_RETURN(kernels::PeerMemory::Exported own,
+                        memory_->Create(geometry_.activation_slot_bytes));
+    own_ = std::move(own.memory);
+  }
+  LC_RETURN_IF_ERROR(memory_->CopyIn(pattern.data(), own_->buffer(), pattern.size()));
+  const base::Instant began = clock_.Now();
+  LC_RETURN_IF_ERROR(memory_->Copy(own_->buffer(), slot, pattern.size()));
+  if (pattern.size() == geometry_.activation_slot_bytes) {
+    MeasureRate(pattern.size(), clock_.Now() - began);
+  }
+  return absl::OkStatus();
 }
 
-ProbeReceiver::ProbeReceiver(ChannelReceiver& channel, const ChannelOptions& options)
-    : channel_(channel), options_(options) {
+void ProbeSender::Measure(const ProbeFrame& frame, absl::Duration elapsed) {
+  report_.round_trip = std::min(report_.round_trip, elapsed);
+  if (frame.lane == Lane::kActivation && frame.bytes == geometry_.activation_slot_bytes &&
+      own_ == nullptr) {
+    MeasureRate(frame.bytes, elapsed);
+  }
+}
+
+void ProbeSender::MeasureRate(size_t bytes, absl::Duration elapsed) {
+  const double seconds = std::max(absl::ToDoubleSeconds(elapsed), 1e-9);
+  report_.bytes_per_second =
+      std::max(report_.bytes_per_second, static_cast<double>(bytes) / seconds);
+}
+
+ProbeReceiver::ProbeReceiver(ChannelReceiver& channel, const ChannelOptions& options,
+                             kernels::PeerMemory* memory)
+    : channel_(channel), options_(options), memory_(memory) {
   for (const ProbeFrame& frame : ProbeSchedule(options.geometry)) {
     expected_[static_cast<size_t>(frame.lane)].push_back(frame);
   }
@@ -157,10 +191,17 @@ absl::Status ProbeReceiver::Check(const ProbeFrame& expected, const ReceivedFram
     return absl::DataLossError(absl::StrFormat("%s has %d bytes, %d were to come", what,
                                                frame.payload.bytes, expected.bytes));
   }
-  LC_RETURN_IF_ERROR(RequireHostMemory(frame.payload));
+  std::vector<std::byte> copied;
+  const std::byte* arrived = frame.payload.address;
+  if (OnDevice(frame.payload)) {
+    if (memory_ == nullptr) return NoDeviceMemory();
+    copied.resize(expected.bytes);
+    LC_RETURN_IF_ERROR(memory_->CopyOut(frame.payload, copied.data(), copied.size()));
+    arrived = copied.data();
+  }
   std::vector<std::byte> pattern(expected.bytes);
   FillProbePattern(options_.ring, expected.lane, frame.header.sequence, absl::MakeSpan(pattern));
-  const auto wrong = std::mismatch(pattern.begin(), pattern.end(), frame.payload.address);
+  const auto wrong = std::mismatch(pattern.begin(), pattern.end(), arrived);
   if (wrong.first != pattern.end()) {
     return absl::DataLossError(
         absl::StrFormat("%s of %d bytes arrived wrong: byte %d is %#04x, not %#04x", what,

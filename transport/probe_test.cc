@@ -86,7 +86,7 @@ std::vector<std::byte> Pattern(uint64_t sequence, size_t bytes) {
 
 TEST(Probe, NamesTheSizeAndTheFirstWrongByte) {
   FedReceiver channel;
-  ProbeReceiver probe(channel, kOptions);
+  ProbeReceiver probe(channel, kOptions, nullptr);
   channel.frames.push_back(Pattern(0, 64));
   ASSERT_TRUE(probe.Advance().ok());
   EXPECT_EQ(probe.report().frames, 1u);
@@ -101,14 +101,14 @@ TEST(Probe, NamesTheSizeAndTheFirstWrongByte) {
 
 TEST(Probe, RefusesAFrameOfAnotherSize) {
   FedReceiver channel;
-  ProbeReceiver probe(channel, kOptions);
+  ProbeReceiver probe(channel, kOptions, nullptr);
   channel.frames.push_back(Pattern(0, 63));
   EXPECT_TRUE(absl::IsDataLoss(probe.Advance().status()));
 }
 
 TEST(Probe, SeesACopyThatMovedNothing) {
   FedReceiver channel;
-  ProbeReceiver probe(channel, kOptions);
+  ProbeReceiver probe(channel, kOptions, nullptr);
   channel.frames.push_back(std::vector<std::byte>(64));
   const absl::Status status = probe.Advance().status();
   EXPECT_TRUE(absl::IsDataLoss(status));

@@ -16,44 +16,46 @@
 namespace layercake::transport {
 namespace {
 
+// Why the ends cannot meet at a Unix socket, as `kind` needs it; OK when they can.
+absl::Status CheckSocket(TransportKind kind, const EndpointFacts& upstream,
+                         const EndpointFacts& downstream) {
+  const absl::string_view name = TransportKindName(kind);
+  if (!SameHost(upstream.host, downstream.host)) {
+    return absl::FailedPreconditionError(absl::StrCat(name, " needs both ends on one host"));
+  }
+  if (upstream.host.user_id != downstream.host.user_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, " needs both ends to run as one user, not as ", upstream.host.user_id,
+                     " and ", downstream.host.user_id));
+  }
+  if (upstream.socket_scope.empty() || upstream.socket_scope != downstream.socket_scope) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name, " needs a socket folder that both ends see (share one between containers)"));
+  }
+  return absl::OkStatus();
+}
+
 // Why `kind` cannot work between these ends; OK when it can.
 absl::Status CheckPossible(TransportKind kind, const EndpointFacts& upstream,
                            const EndpointFacts& downstream) {
-  const bool same_host = SameHost(upstream.host, downstream.host);
   switch (kind) {
     case TransportKind::kLocal:
       if (SameProcess(upstream.host, downstream.host)) return absl::OkStatus();
       return absl::FailedPreconditionError("local needs both ends in one process");
     case TransportKind::kPinnedHost:
-      if (!same_host) {
-        return absl::FailedPreconditionError("pinned_host needs both ends on one host");
-      }
-      if (upstream.host.user_id != downstream.host.user_id) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("pinned_host needs both ends to run as one user, not as ",
-                         upstream.host.user_id, " and ", downstream.host.user_id));
-      }
-      if (upstream.socket_scope.empty() || upstream.socket_scope != downstream.socket_scope) {
-        return absl::FailedPreconditionError(
-            "pinned_host needs a socket folder that both ends see (share one between containers)");
-      }
-      return absl::OkStatus();
+      return CheckSocket(kind, upstream, downstream);
     case TransportKind::kUcx:
       if (upstream.has_ucx && downstream.has_ucx) return absl::OkStatus();
       return absl::FailedPreconditionError("ucx did not start on both ends");
     case TransportKind::kCudaIpc:
-      if (!upstream.has_cuda || !downstream.has_cuda) {
-        return absl::UnimplementedError(
-            "cuda_ipc needs a build with CUDA on both ends; this one has the CPU backend alone");
+      if (!upstream.on_cuda || !downstream.on_cuda) {
+        return absl::FailedPreconditionError("cuda_ipc needs both stages on CUDA devices");
       }
-      if (!same_host || upstream.host.pid_namespace != downstream.host.pid_namespace ||
+      LC_RETURN_IF_ERROR(CheckSocket(kind, upstream, downstream));
+      if (upstream.host.pid_namespace != downstream.host.pid_namespace ||
           upstream.host.ipc_namespace != downstream.host.ipc_namespace) {
         return absl::FailedPreconditionError(
-            "cuda_ipc needs both ends on one host, in one PID and one IPC namespace");
-      }
-      if (!upstream.cuda_peer_ok || !downstream.cuda_peer_ok) {
-        return absl::FailedPreconditionError(
-            "cuda_ipc needs peer copies between the two GPUs, which were not proved");
+            "cuda_ipc needs both ends in one PID and one IPC namespace");
       }
       return absl::OkStatus();
   }

@@ -30,8 +30,7 @@ struct EndpointFacts {
   // Unix socket, whatever namespaces they are in. Empty: unknown.
   std::string socket_scope;
   bool has_ucx = true;
-  bool has_cuda = false;      // this build has the CUDA backend
-  bool cuda_peer_ok = false;  // device copies between these two were proved (connect probe)
+  bool on_cuda = false;  // computes on a CUDA device, whose memory it can share
   friend bool operator==(const EndpointFacts&, const EndpointFacts&) = default;
 };
 
@@ -40,8 +39,9 @@ struct TransportChoice {
   std::string reason;                // one line for the log, without the kinds' measured numbers
 };
 
+// Whether copies between two devices arrive is not known here: the probe finds out, and the next
+// kind's turn comes when they do not.
 // FailedPrecondition: a required kind cannot work between these ends, or nothing can.
-// Unimplemented: cuda_ipc is required and an end was built without CUDA.
 absl::StatusOr<TransportChoice> ChooseTransport(const TransportRequest& request,
                                                 const EndpointFacts& upstream,
                                                 const EndpointFacts& downstream);

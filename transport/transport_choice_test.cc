@@ -23,8 +23,7 @@ EndpointFacts Process(const char* boot_id, int64_t pid) {
 
 EndpointFacts Gpu(const char* boot_id, int64_t pid) {
   EndpointFacts facts = Process(boot_id, pid);
-  facts.has_cuda = true;
-  facts.cuda_peer_ok = true;
+  facts.on_cuda = true;
   return facts;
 }
 
@@ -77,15 +76,37 @@ TEST(TransportChoice, RefusesARequiredKindThatCannotWork) {
   };
   const EndpointFacts one = Process("boot-a", 1);
   const EndpointFacts two = Process("boot-a", 2);
-  EXPECT_TRUE(absl::IsUnimplemented(error("require:cuda_ipc", one, two)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(error("require:cuda_ipc", one, two)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(error("require:cuda_ipc", Gpu("boot-a", 1), two)));
   EXPECT_TRUE(absl::IsFailedPrecondition(error("require:pinned_host", one, Process("boot-b", 2))));
   EXPECT_TRUE(absl::IsFailedPrecondition(error("require:local", one, two)));
-  EndpointFacts gpu = Gpu("boot-a", 2);
-  gpu.host.pid_namespace = "pid:[2]";
-  EXPECT_TRUE(absl::IsFailedPrecondition(error("require:cuda_ipc", Gpu("boot-a", 1), gpu)));
-  gpu = Gpu("boot-a", 2);
-  gpu.cuda_peer_ok = false;
-  EXPECT_TRUE(absl::IsFailedPrecondition(error("require:cuda_ipc", Gpu("boot-a", 1), gpu)));
+}
+
+TEST(TransportChoice, KeepsCudaIpcToOneHostOneUserAndSharedNamespaces) {
+  const EndpointFacts one = Gpu("boot-a", 1);
+  const auto kinds = [&](const EndpointFacts& two) {
+    return ChooseTransport(Request("auto"), one, two).value().kinds;
+  };
+  const auto required = [&](const EndpointFacts& two) {
+    return ChooseTransport(Request("require:cuda_ipc"), one, two);
+  };
+  EndpointFacts two = Gpu("boot-a", 2);
+  EXPECT_THAT(required(two).value().kinds, ElementsAre(K::kCudaIpc));
+  two.host.pid_namespace = "pid:[2]";
+  EXPECT_THAT(kinds(two), ElementsAre(K::kPinnedHost, K::kUcx));
+  EXPECT_TRUE(absl::IsFailedPrecondition(required(two).status()));
+  two = Gpu("boot-a", 2);
+  two.host.ipc_namespace = "ipc:[2]";
+  EXPECT_THAT(kinds(two), ElementsAre(K::kPinnedHost, K::kUcx));
+  two = Gpu("boot-a", 2);
+  two.host.user_id = 0;
+  EXPECT_THAT(kinds(two), ElementsAre(K::kUcx));
+  two = Gpu("boot-a", 2);
+  two.socket_scope = "8:2";
+  EXPECT_THAT(kinds(two), ElementsAre(K::kUcx));
+  two = Gpu("boot-b", 2);
+  EXPECT_THAT(kinds(two), ElementsAre(K::kUcx));
+  EXPECT_THAT(required(two).status().message(), HasSubstr("one host"));
 }
 
 TEST(TransportChoice, KeepsPinnedHostToOneUserAndOneSocketFolder) {

@@ -379,7 +379,9 @@ class UcxSender final : public ChannelSender {
   absl::Status Commit(const SendSlot& slot, const OutgoingFrame& frame) override {
     LC_RETURN_IF_ERROR(status());
     LC_ASSIGN_OR_RETURN(const FrameHeader header, link_->Commit(slot, frame));
-    const SealedFrame sealed = SealFrame(header, link_->Slot(slot.lane, slot.index), tap_);
+    kernels::Buffer payload = link_->Slot(slot.lane, slot.index);
+    payload.bytes = header.payload_bytes;
+    const SealedFrame sealed = SealFrame(header, payload, tap_);
     const int copies = sealed.verdict == FrameTap::Verdict::kDrop        ? 0
                        : sealed.verdict == FrameTap::Verdict::kSendTwice ? 2
                                                                          : 1;
