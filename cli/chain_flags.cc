@@ -31,7 +31,9 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   coordinator::CoordinatorProcessOptions* options = &flags->coordinator;
   table.OptionalInteger("--stages", &flags->stages, 1, kMaxStages,
                         "Stage workers, each with its own layers (default 1)");
-  table.List("--devices", &flags->devices, "Device of each stage, or one for all (default cpu)");
+  table.List("--devices", &flags->devices,
+             "Device of each stage, or one for all: cpu, cuda:0, cuda:GPU-<uuid>, cuda, auto "
+             "(default cpu)");
   table.Text("--layers", &options->layers,
              "Layers of each stage, as in 0-9,10-29 (default: balanced by bytes)");
   table.Choice("--transport", &options->transport, {"auto", "local", "pinned_host", "ucx"},

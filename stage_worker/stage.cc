@@ -44,6 +44,16 @@ absl::StatusOr<std::unique_ptr<Stage>> Stage::Create(kernels::Device& device, ke
   LC_ASSIGN_OR_RETURN(stage->cache_, ops.CreateKvCache(spec));
   stage->kv_bytes_ = kernels::KvCacheBytes(spec);
   LC_RETURN_IF_ERROR(stage->AllocateBuffers());
+  LC_RETURN_IF_ERROR(ops.Prepare({.max_rows = limits.max_rows,
+                                  .max_sequences = limits.max_sequences,
+                                  .context_tokens = limits.context_tokens,
+                                  .logit_rows = stage->logit_rows_,
+                                  .vocabulary = config.vocab_size,
+                                  .hidden = config.hidden_size,
+                                  .q_width = static_cast<int64_t>(config.q_size()),
+                                  .kv_width = static_cast<int64_t>(config.kv_size()),
+                                  .ffn = config.ffn_size}));
+  stage->buffer_bytes_ += ops.scratch_bytes();
   return stage;
 }
 
@@ -92,12 +102,29 @@ absl::Status Stage::ReadActivation(absl::Span<const std::byte> rows) {
 
 absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks, kernels::Buffer slot,
                         StepOutput& output) {
+  const absl::Span<uint8_t> found = absl::MakeSpan(non_finite_).subspan(0, marks.size());
   if (plan.rows() > 0) {
     LC_RETURN_IF_ERROR(RunLayers(plan));
-    LC_RETURN_IF_ERROR(MarkNonFinite(marks));
+    LC_RETURN_IF_ERROR(ops_.FindNonFinite(Rows(x_, plan.rows(), config_.hidden_size),
+                                          static_cast<int>(config_.hidden_size), found));
   }
-  if (limits_.last()) return Sample(plan, marks, output);
+  if (limits_.last()) return Sample(plan, marks, found, output);
+  // Copied before anyone knows what was found, so that the device is waited for once: rows that
+  // just went bad are rare, and their marks make the section longer.
+  LC_RETURN_IF_ERROR(WriteActivation(marks, slot, output));
+  LC_RETURN_IF_ERROR(ops_.Finish());
+  if (!AddMarks(found, marks)) return absl::OkStatus();
   return WriteActivation(marks, slot, output);
+}
+
+bool Stage::AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& marks) const {
+  bool added = false;
+  for (size_t row = 0; row < marks.size(); ++row) {
+    if (marks[row] != kFinite || found[row] == 0) continue;
+    marks[row] = limits_.stage;
+    added = true;
+  }
+  return added;
 }
 
 absl::Status Stage::RunLayers(const StepPlan& plan) {
@@ -130,17 +157,6 @@ absl::Status Stage::RunLayers(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-absl::Status Stage::MarkNonFinite(std::vector<int32_t>& marks) {
-  const auto rows = static_cast<int>(marks.size());
-  const absl::Span<uint8_t> found = absl::MakeSpan(non_finite_).subspan(0, marks.size());
-  LC_RETURN_IF_ERROR(ops_.FindNonFinite(Rows(x_, rows, config_.hidden_size),
-                                        static_cast<int>(config_.hidden_size), found));
-  for (size_t row = 0; row < marks.size(); ++row) {
-    if (marks[row] == kFinite && found[row] != 0) marks[row] = limits_.stage;
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Stage::WriteActivation(absl::Span<const int32_t> marks, kernels::Buffer slot,
                                     StepOutput& output) {
   const std::string section = EncodeActivationSection(marks, config_.hidden_size);
@@ -156,23 +172,57 @@ absl::Status Stage::WriteActivation(absl::Span<const int32_t> marks, kernels::Bu
   return absl::OkStatus();
 }
 
-absl::Status Stage::Sample(const StepPlan& plan, absl::Span<const int32_t> marks,
-                           StepOutput& output) {
+absl::Status Stage::Sample(const StepPlan& plan, std::vector<int32_t> marks,
+                           absl::Span<const uint8_t> found, StepOutput& output) {
   for (const uint64_t id : plan.begins) carried_rows_.erase(id);
   std::vector<v1::SequenceResult> results(plan.sequences.size());
-  std::vector<LogitRow> wanted;
   for (size_t s = 0; s < plan.sequences.size(); ++s) {
-    const StepSequence& sequence = plan.sequences[s];
+    results[s].set_sequence(plan.sequences[s].id);
+    results[s].set_branch(plan.sequences[s].branch);
+  }
+  ApplyMarks(plan, marks, results);
+  const std::vector<LogitRow> wanted = WantedRows(plan, results);
+  LC_RETURN_IF_ERROR(ScoreByCarriedRows(plan, results));
+  LC_RETURN_IF_ERROR(LogitsOf(plan, wanted, x_, results));
+  LC_RETURN_IF_ERROR(ops_.Finish());
+  // Rows that this stage found non-finite were sampled all the same: what came of it is dropped.
+  if (AddMarks(found, marks)) ApplyMarks(plan, marks, results);
+  LC_RETURN_IF_ERROR(CarryRows(plan, results));
+  for (const uint64_t id : plan.ends) carried_rows_.erase(id);
+  for (v1::SequenceResult& result : results) {
+    if (!IsFinite(result)) {
+      result.clear_tokens();
+      result.clear_position();
+      result.clear_scores();
+      result.clear_scores_position();
+    } else if (result.tokens().empty() && result.scores().empty()) {
+      continue;
+    }
+    output.results.push_back(std::move(result));
+  }
+  return absl::OkStatus();
+}
+
+void Stage::ApplyMarks(const StepPlan& plan, absl::Span<const int32_t> marks,
+                       std::vector<v1::SequenceResult>& results) {
+  for (size_t s = 0; s < plan.sequences.size(); ++s) {
     v1::SequenceResult& result = results[s];
-    result.set_sequence(sequence.id);
-    result.set_branch(sequence.branch);
-    const int end = sequence.first_row + sequence.row_count;
-    for (int row = sequence.first_row; row < end; ++row) {
-      const int32_t mark = marks[static_cast<size_t>(row)];
+    const auto first = static_cast<size_t>(plan.sequences[s].first_row);
+    const auto count = static_cast<size_t>(plan.sequences[s].row_count);
+    for (const int32_t mark : marks.subspan(first, count)) {
       if (mark == kFinite) continue;
       if (IsFinite(result) || mark < result.non_finite_stage()) result.set_non_finite_stage(mark);
     }
-    if (!IsFinite(result)) continue;
+  }
+}
+
+std::vector<Stage::LogitRow> Stage::WantedRows(const StepPlan& plan,
+                                               absl::Span<const v1::SequenceResult> results) const {
+  std::vector<LogitRow> wanted;
+  for (size_t s = 0; s < plan.sequences.size(); ++s) {
+    const StepSequence& sequence = plan.sequences[s];
+    if (!IsFinite(results[s])) continue;
+    const int end = sequence.first_row + sequence.row_count;
     for (int row = sequence.first_row; row < end; ++row) {
       const int32_t position = plan.kv_positions[static_cast<size_t>(row)] + 1;
       if (row >= end - sequence.sampled_rows) {
@@ -183,20 +233,7 @@ absl::Status Stage::Sample(const StepPlan& plan, absl::Span<const int32_t> marks
       }
     }
   }
-  LC_RETURN_IF_ERROR(ScoreByCarriedRows(plan, results));
-  LC_RETURN_IF_ERROR(LogitsOf(plan, wanted, x_, results));
-  LC_RETURN_IF_ERROR(CarryRows(plan, results));
-  for (const uint64_t id : plan.ends) carried_rows_.erase(id);
-  for (v1::SequenceResult& result : results) {
-    if (!IsFinite(result)) {
-      result.clear_tokens();
-      result.clear_scores();
-    } else if (result.tokens().empty() && result.scores().empty()) {
-      continue;
-    }
-    output.results.push_back(std::move(result));
-  }
-  return absl::OkStatus();
+  return wanted;
 }
 
 absl::Status Stage::ScoreByCarriedRows(const StepPlan& plan,
@@ -280,6 +317,7 @@ absl::Status Stage::LogitsOf(const StepPlan& plan, absl::Span<const LogitRow> wa
     }
     std::vector<kernels::SampleResult> sampled(part.size());
     LC_RETURN_IF_ERROR(ops_.Sample(logits, vocabulary, requests, absl::MakeSpan(sampled)));
+    LC_RETURN_IF_ERROR(ops_.Finish());
     for (size_t i = 0; i < part.size(); ++i) {
       if (!part[i].samples) {
         score_masks_[i * mask_words + static_cast<size_t>(part[i].token) / 32] = 0;

@@ -66,10 +66,16 @@ class Stage final : public StepStage {
   absl::StatusOr<kernels::Buffer> AllocateRows(uint64_t rows, uint64_t width);
 
   absl::Status RunLayers(const StepPlan& plan);
-  absl::Status MarkNonFinite(std::vector<int32_t>& marks);
+  // Marks rows that this stage found non-finite first; true when there are any.
+  bool AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& marks) const;
   absl::Status WriteActivation(absl::Span<const int32_t> marks, kernels::Buffer slot,
                                StepOutput& output);
-  absl::Status Sample(const StepPlan& plan, absl::Span<const int32_t> marks, StepOutput& output);
+  absl::Status Sample(const StepPlan& plan, std::vector<int32_t> marks,
+                      absl::Span<const uint8_t> found, StepOutput& output);
+  static void ApplyMarks(const StepPlan& plan, absl::Span<const int32_t> marks,
+                         std::vector<v1::SequenceResult>& results);
+  std::vector<LogitRow> WantedRows(const StepPlan& plan,
+                                   absl::Span<const v1::SequenceResult> results) const;
   absl::Status ScoreByCarriedRows(const StepPlan& plan, std::vector<v1::SequenceResult>& results);
   absl::Status CarryRows(const StepPlan& plan, absl::Span<const v1::SequenceResult> results);
   absl::Status LogitsOf(const StepPlan& plan, absl::Span<const LogitRow> wanted, kernels::Buffer x,

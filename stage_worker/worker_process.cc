@@ -12,13 +12,14 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/event_loop.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "kernels/cuda_backend.h"
 #include "kernels/device.h"
+#include "kernels/device_choice.h"
 #include "kernels/ops.h"
 #include "proto/grpc_link.h"
 #include "proto/protocol_version.h"
@@ -56,15 +57,7 @@ absl::Status CheckOptions(const WorkerProcessOptions& options) {
   if (options.coordinator.empty()) {
     return absl::InvalidArgumentError("no coordinator to dial: give its worker address, host:port");
   }
-  if (absl::StartsWith(options.device, "cuda")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device ", options.device,
-                     ": this build has no CUDA backend; build with CUDA, or use cpu"));
-  }
-  if (options.device != "cpu") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device \"", options.device, "\" is not known; use cpu"));
-  }
+  LC_RETURN_IF_ERROR(kernels::ParseDeviceKind(options.device).status());
   if (options.threads < 0 || options.threads > 1024) {
     return absl::InvalidArgumentError(
         absl::StrCat("threads is ", options.threads, ", must be in [0, 1024]"));
@@ -89,6 +82,8 @@ class WorkerProcess {
  private:
   explicit WorkerProcess(const WorkerProcessOptions& options) : options_(options) {}
 
+  absl::Status MakeDevice();
+  absl::Status MakeCpuDevice();
   absl::Status WatchSignals();
   absl::Status WatchParent();
   absl::Status MakeFactories(transport::EndpointFacts& facts);
@@ -102,6 +97,7 @@ class WorkerProcess {
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<kernels::Device> device_;
   std::unique_ptr<kernels::Ops> ops_;
+  uint64_t device_memory_bytes_ = 0;
   std::unique_ptr<transport::UcxWorker> ucx_;
   std::vector<std::unique_ptr<transport::ChannelFactory>> factories_;
   std::vector<transport::ChannelFactory*> factory_pointers_;
@@ -118,13 +114,41 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Create(
   LC_ASSIGN_OR_RETURN(process->loop_, base::EventLoop::Create(process->clock_));
   LC_RETURN_IF_ERROR(process->WatchSignals());
   LC_RETURN_IF_ERROR(process->WatchParent());
-  const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const kernels::CpuDeviceOptions device = {.threads =
-                                                options.threads > 0 ? options.threads : cores};
-  LC_ASSIGN_OR_RETURN(process->device_, kernels::CreateCpuDevice(device, *process->loop_));
-  LC_ASSIGN_OR_RETURN(process->ops_, kernels::CreateCpuOps(*process->device_));
+  LC_RETURN_IF_ERROR(process->MakeDevice());
   LC_RETURN_IF_ERROR(process->MakeWorker());
   return process;
+}
+
+absl::Status WorkerProcess::MakeDevice() {
+  LC_ASSIGN_OR_RETURN(const kernels::DeviceKind kind, kernels::ParseDeviceKind(options_.device));
+  if (kind == kernels::DeviceKind::kCpu) return MakeCpuDevice();
+  const auto devices = kernels::ListCudaDevices();
+  if (!devices.ok()) {
+    if (kind == kernels::DeviceKind::kCuda) return devices.status();
+    spdlog::info("device auto: cpu, because {}", std::string(devices.status().message()));
+    return MakeCpuDevice();
+  }
+  LC_ASSIGN_OR_RETURN(
+      const kernels::CudaDeviceFacts facts,
+      kernels::ChooseCudaDevice(options_.device, options_.preferred_stage.value_or(0), *devices));
+  LC_ASSIGN_OR_RETURN(device_, kernels::CreateCudaDevice(facts, *loop_));
+  LC_ASSIGN_OR_RETURN(ops_, kernels::CreateCudaOps(*device_));
+  device_memory_bytes_ = facts.total_bytes;
+  LC_ASSIGN_OR_RETURN(const uint64_t free_bytes, kernels::FreeCudaBytes(*device_));
+  spdlog::info("device {}: {} ({}), compute capability {}.{}, {} of {} MiB free", options_.device,
+               facts.name, facts.uuid, facts.compute_major, facts.compute_minor, free_bytes >> 20,
+               facts.total_bytes >> 20);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerProcess::MakeCpuDevice() {
+  const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const kernels::CpuDeviceOptions device = {.threads =
+                                                options_.threads > 0 ? options_.threads : cores};
+  LC_ASSIGN_OR_RETURN(device_, kernels::CreateCpuDevice(device, *loop_));
+  LC_ASSIGN_OR_RETURN(ops_, kernels::CreateCpuOps(*device_));
+  device_memory_bytes_ = PhysicalMemoryBytes();
+  return absl::OkStatus();
 }
 
 absl::Status WorkerProcess::WatchSignals() {
@@ -188,7 +212,7 @@ absl::Status WorkerProcess::MakeWorker() {
   options.worker_id = options_.worker_id.empty() ? absl::StrCat(options.host_name, ":", getpid())
                                                  : options_.worker_id;
   options.coordinator = options_.coordinator;
-  options.device_memory_bytes = PhysicalMemoryBytes();
+  options.device_memory_bytes = device_memory_bytes_;
   options.preferred_stage = options_.preferred_stage;
   options.dial_timeout = options_.connect_timeout;
 

@@ -12,7 +12,7 @@ namespace layercake::stage_worker {
 
 struct WorkerProcessOptions {
   std::string coordinator;     // its worker address, "host:port"
-  std::string device = "cpu";  // "cpu"; other builds know "cuda:N" too
+  std::string device = "cpu";  // as kernels/device_choice.h has it: "cpu", "cuda:0", "auto"
   int threads = 0;             // of the CPU device; 0: all that this process may use
   std::string model_path;      // an own copy of the model; empty: the coordinator's path, if
                                // it is the same file here, else its bytes over the wire

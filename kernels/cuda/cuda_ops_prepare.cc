@@ -7,6 +7,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/step_kernels.h"
+#include "spdlog/spdlog.h"
 
 namespace layercake::kernels::cuda {
 namespace {
@@ -157,6 +158,12 @@ absl::Status CudaOps::Prepare(const StepLimits& limits) {
   LC_RETURN_IF_ERROR(device_.Synchronize("allocate the memory of steps"));
   LC_ASSIGN_OR_RETURN(const uint64_t after, device_.FreeBytes());
   scratch_bytes_ = before > after ? before - after : 0;
+  uint64_t weights = 0;
+  for (const CudaMatrix* matrix : matrices_) weights += matrix->bytes();
+  uint64_t kv = 0;
+  for (const KvCacheSpec& spec : caches_) kv += KvCacheBytes(spec);
+  spdlog::info("{}: weights {} MiB, KV cache {} MiB, scratch {} MiB, {} MiB still free",
+               device_.name(), weights >> 20, kv >> 20, scratch_bytes_ >> 20, after >> 20);
   limits_ = limits;
   prepared_ = true;
   return absl::OkStatus();

@@ -20,7 +20,7 @@ constexpr uint64_t kSeed = 20240703;
 
 struct ModelShape {
   int hidden = 256;
-  int heads = 6;
+  int heads = 8;
   int kv_heads = 2;
   int head_dim = 64;
   int ffn = 512;
@@ -54,7 +54,7 @@ class Backend {
     table_ = Load(random, model.type, s.vocabulary, s.hidden);
     for (int i = 0; i < s.layers; ++i) {
       LayerOf layer;
-      layer.attention.norm = Vec(random, s.hidden, 1);
+      layer.attention.norm = Vec(random, s.hidden, 0.3f);
       layer.attention.norm_eps = 1e-6f;
       layer.attention.wq = Load(random, model.type, q, s.hidden);
       layer.attention.wk = Load(random, model.type, kv, s.hidden);
@@ -70,12 +70,12 @@ class Backend {
         layer.attention.k_norm = Vec(random, s.head_dim, 1);
       }
       layer.wo = Load(random, model.type, s.hidden, q);
-      layer.ffn = {Vec(random, s.hidden, 1), 1e-6f, Load(random, model.type, s.ffn, s.hidden),
+      layer.ffn = {Vec(random, s.hidden, 0.3f), 1e-6f, Load(random, model.type, s.ffn, s.hidden),
                    Load(random, model.type, s.ffn, s.hidden)};
       layer.down = Load(random, WeightType::kQ6_K, s.hidden, s.ffn);
       layers_.push_back(layer);
     }
-    norm_ = Vec(random, s.hidden, 1);
+    norm_ = Vec(random, s.hidden, 0.3f);
     rope_.pairing = s.pairing;
     rope_.rope_dims = s.head_dim;
     for (int j = 0; j < s.head_dim / 2; ++j) {
