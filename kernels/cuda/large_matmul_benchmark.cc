@@ -100,6 +100,8 @@ class Bench {
     LargeMatmulOptions options;
     options.max_quantised_weights = int64_t{152064} * 5120;
     large_ = Must(LargeMatmul::Create(context_, options));
+    options.panels_only = true;
+    panels_ = Must(LargeMatmul::Create(context_, options));
     constexpr int64_t kMostK = 27648;
     constexpr int64_t kMostN = 2 * 27648;
     x_ = Must(DeviceArray::Allocate(context_, sizeof(float) * kMostRows * kMostK, "x"));
@@ -123,6 +125,10 @@ class Bench {
       for (const int rows : {32, 64, 128, 256, 512, 2048}) {
         Report(type, shape, rows, "large", [&](int copy) {
           Must(large_->Multiply(Products(shape, copy, 0), *operand_, rows));
+        });
+        if (is_float) continue;
+        Report(type, shape, rows, "panels", [&](int copy) {
+          Must(panels_->Multiply(Products(shape, copy, 0), *operand_, rows));
         });
       }
     }
@@ -181,7 +187,7 @@ class Bench {
   Context context_;
   base::SeededRandom random_;
   std::unique_ptr<Multiplier> multiplier_;
-  std::unique_ptr<LargeMatmul> large_;
+  std::unique_ptr<LargeMatmul> large_, panels_;
   DeviceArray x_, out_, head_;
   std::unique_ptr<Operand> operand_;
   std::vector<std::unique_ptr<CudaMatrix>> weights_;

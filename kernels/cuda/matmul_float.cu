@@ -7,24 +7,25 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 16;
+constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSliceRows = 8;    // rows of weights in one mma
 constexpr int kChunk = 64;       // columns that a warp takes at a time: 128 bytes of each row
 constexpr int kPieceBytes = 16;  // of one lane's read
+constexpr int kSliceBytes = 2 * kSliceRows * kChunk;  // of weights, in one chunk
 
 // A block owns a run of 8-row slices and walks over k with kSlices of them at once; its warps share
 // k, chunk c going to warp c % kWarps, and are added up in the order of the warps at the end of
-// each walk. Weights wait in registers (kDepth chunks ahead, across the ends of walks),
-// activations in a ring of shared memory that belongs to the warp alone.
-template <int kTokenTiles, int kSlices, int kDepth, int kStages>
+// each walk. Weights and activations come through a ring of shared memory that belongs to the warp
+// alone, kStages - 1 chunks ahead, across the ends of walks. Rows of activations up to kTokens.
+template <int kTokens, int kSlices, int kStages>
 struct Shape {
-  static constexpr int kTokens = 8 * kTokenTiles;
-  static constexpr int kOutputs = kSlices * kTokens * kSliceRows;  // of one walk
-  static constexpr int kChunkBytes = 4 * kChunk * kTokens;         // of activations
-  static constexpr int kRingBytes = kStages * kChunkBytes;         // of one warp
+  static constexpr int kTokenTiles = (kTokens + 7) / 8;
+  static constexpr int kOutputs = kSlices * 8 * kTokenTiles * kSliceRows;  // of one walk
+  static constexpr int kWeightBytes = kSlices * kSliceBytes;               // of one stage
+  static constexpr int kStageBytes = kWeightBytes + 4 * kChunk * kTokens;
   static constexpr size_t kPartialBytes = sizeof(float) * kWarps * kOutputs;
-  static constexpr size_t kSharedBytes = 2 * kPartialBytes + size_t{kWarps} * kRingBytes;
+  static constexpr size_t kSharedBytes = 2 * kPartialBytes + size_t{kWarps} * kStages * kStageBytes;
 };
 
 __host__ __device__ int SliceCount(int64_t n) {
@@ -59,30 +60,36 @@ __device__ SliceRange SlicesOfBlock(const FloatProducts& products) {
   return {first, first + each + (block < more ? 1 : 0)};
 }
 
-// The stream of a warp's weights: chunk after chunk of one walk, walk after walk.
+// The stream of a warp's weights: chunk after chunk of one walk, walk after walk. A chunk goes into
+// shared memory as [slice][half of the chunk][row][4 pieces], so that a quarter warp reads 128
+// bytes at once; eight lanes copy 128 bytes of one row.
 template <int kSlices>
 class WeightStream {
  public:
   __device__ WeightStream(const FloatProducts& products, SliceRange range, int warp, int lane)
       : products_(products),
         range_(range),
-        lane_(lane),
-        first_column_(warp * kChunk + 8 * (lane % 4)),
+        row_(lane / 8),
+        first_column_(warp * kChunk),
+        piece_column_(8 * (lane % 8)),
         k_(static_cast<int>(products.k)),
-        policy_(EvictFirstPolicy()) {
+        offset_(512 * (lane % 8 / 4) + 64 * row_ + kPieceBytes * (lane % 4)) {
     column_ = first_column_;
     SetRows();
   }
 
-  // This lane's 8 weights of half (32 columns) of the current chunk in one slice of the walk.
-  __device__ uint4 Load(int slice, int half) const {
-    if (row_[slice] == nullptr || column_ + 32 * half >= k_) return make_uint4(0, 0, 0, 0);
-    return LoadWeights(row_[slice] + (column_ + 32 * half), policy_);
-  }
-
-  __device__ void Next() {
+  __device__ void CopyNext(std::byte* stage) {
+    const bool in_row = column_ + piece_column_ < k_;
+#pragma unroll
+    for (int i = 0; i < 2 * kSlices; ++i) {
+      const int row = 4 * (i % 2);  // this lane's, from row_ on
+      const bool valid = in_row && row < rows_left_[i / 2];
+      const uint16_t* from = from_[i / 2];
+      if (valid) from += int64_t{row} * k_ + column_;
+      CopyAsync16(stage + kSliceBytes * (i / 2) + 64 * row + offset_, from, valid);
+    }
     column_ += kWarps * kChunk;
-    if (column_ - 8 * (lane_ % 4) < k_) return;
+    if (column_ < k_) return;
     column_ = first_column_;
     range_.first += kSlices;
     SetRows();
@@ -92,22 +99,24 @@ class WeightStream {
   __device__ void SetRows() {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      row_[slice] = nullptr;
+      from_[slice] = static_cast<const uint16_t*>(products_.product[0].weights);
+      rows_left_[slice] = 0;
       if (range_.first + slice >= range_.end) continue;
       const Slice at = SliceAt(products_, range_.first + slice);
       const FloatProduct& product = products_.product[at.product];
-      // Rows behind the last are read as the last, and not stored.
-      const int64_t row = min(at.row + lane_ / 4, product.n - 1);
-      row_[slice] = static_cast<const uint16_t*>(product.weights) + row * products_.k;
+      const int64_t row = at.row + row_;
+      rows_left_[slice] = static_cast<int>(min(product.n - row, int64_t{kSliceRows}));
+      from_[slice] = static_cast<const uint16_t*>(product.weights) + piece_column_;
+      if (row < product.n) from_[slice] += row * products_.k;
     }
   }
 
   const FloatProducts& products_;
   SliceRange range_;
-  int lane_, first_column_, k_;
+  int row_, first_column_, piece_column_, k_, offset_;
   int column_;
-  uint64_t policy_;
-  const uint16_t* row_[kSlices];
+  const uint16_t* from_[kSlices];
+  int rows_left_[kSlices];  // of the slice, from row_ on
 };
 
 // Activations of BF16 weights: the operand's planes, high and low.
@@ -174,19 +183,54 @@ class ActivationStream {
 
   __device__ void CopyNext(std::byte* stage) {
     const bool valid = column_ < k_;
-    const std::byte* from = base_ + int64_t{valid ? column_ : 0} * Pairs::kElementBytes;
+    const std::byte* from = From(valid);
     std::byte* to = stage + offset_;
     for (int row = row_first_; row < rows_; row += 2) {
       CopyAsync16(to, from, valid);
       from += 2 * RowBytes();
       to += 2 * 64;
     }
-    column_ += kWarps * kChunk;
-    if (column_ - first_of_chunk_ >= k_) column_ = first_column_;
+    Advance();
+  }
+
+  // The first kCount chunks of up to kTokens rows, all read before the first is written: the copies
+  // of weights that are under way do not have to be waited for.
+  template <int kTokens, int kCount>
+  __device__ void CopyFirst(std::byte* stage, int stage_bytes) {
+    constexpr int kPieces = (kTokens + 1) / 2;
+    uint4 pieces[kCount][kPieces];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool valid = column_ < k_;
+      const std::byte* const from = From(valid);
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        pieces[i][j] = make_uint4(0, 0, 0, 0);
+        if (valid && row_first_ + 2 * j < rows_) {
+          pieces[i][j] = __ldcg(reinterpret_cast<const uint4*>(from + 2 * j * RowBytes()));
+        }
+      }
+      Advance();
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        if (row_first_ + 2 * j >= rows_) break;
+        *reinterpret_cast<uint4*>(stage + i * stage_bytes + offset_ + 2 * j * 64) = pieces[i][j];
+      }
+    }
   }
 
  private:
   __device__ int64_t RowBytes() const { return int64_t{k_} * Pairs::kElementBytes; }
+  __device__ const std::byte* From(bool valid) const {
+    return base_ + int64_t{valid ? column_ : 0} * Pairs::kElementBytes;
+  }
+  __device__ void Advance() {
+    column_ += kWarps * kChunk;
+    if (column_ - first_of_chunk_ >= k_) column_ = first_column_;
+  }
 
   int k_, rows_, row_first_;
   int first_column_, first_of_chunk_, column_, offset_;
@@ -198,8 +242,8 @@ template <typename Pairs, typename S>
 __device__ void StoreWalk(const FloatProducts& products, const OperandView& x, int rows,
                           SliceRange range, const float* partial) {
   for (int i = static_cast<int>(threadIdx.x); i < S::kOutputs; i += kThreads) {
-    const int slice = range.first + i / (S::kTokens * kSliceRows);
-    const int token = (i / kSliceRows) % S::kTokens;
+    const int slice = range.first + i / (8 * S::kTokenTiles * kSliceRows);
+    const int token = (i / kSliceRows) % (8 * S::kTokenTiles);
     if (slice >= range.end || token >= rows) continue;
     const Slice at = SliceAt(products, slice);
     const FloatProduct& product = products.product[at.product];
@@ -215,31 +259,27 @@ __device__ void StoreWalk(const FloatProducts& products, const OperandView& x, i
   }
 }
 
-template <typename Pairs, int kTokenTiles, int kSlices, int kDepth, int kStages>
+template <typename Pairs, int kTokens, int kSlices, int kStages>
 __global__ void __launch_bounds__(kThreads, 1)
     PairKernel(const __grid_constant__ FloatProducts products,
                const __grid_constant__ OperandView x, int rows) {
-  using S = Shape<kTokenTiles, kSlices, kDepth, kStages>;
+  using S = Shape<kTokens, kSlices, kStages>;
+  constexpr int kTokenTiles = S::kTokenTiles;
   extern __shared__ __align__(16) std::byte shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float* const partials = reinterpret_cast<float*>(shared);
-  std::byte* const ring = shared + 2 * S::kPartialBytes + warp * S::kRingBytes;
+  std::byte* const ring = shared + 2 * S::kPartialBytes + warp * kStages * S::kStageBytes;
   const int chunks = (static_cast<int>(products.k) + kChunk - 1) / kChunk;
   const int own_chunks = (chunks - warp + kWarps - 1) / kWarps;
   SliceRange range = SlicesOfBlock(products);
 
   GridLaunchDependents();
-  WeightStream<kSlices> weight_stream(products, range, warp, lane);
-  uint4 weights[kDepth][2][kSlices];
+  WeightStream<kSlices> weights(products, range, warp, lane);
   if (own_chunks > 0) {
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-#pragma unroll
-      for (int j = 0; j < 2 * kSlices; ++j) {
-        weights[d][j / kSlices][j % kSlices] = weight_stream.Load(j % kSlices, j / kSlices);
-      }
-      weight_stream.Next();
+    for (int i = 0; i < kStages - 1; ++i) {
+      weights.CopyNext(ring + i * S::kStageBytes);
+      CopyAsyncCommit();
     }
   }
   GridDependencyWait();
@@ -250,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int m = 0; m < kTokenTiles; ++m) {
     const int token = (8 * m + lane / 4) % rows;
-    token_offset[m] = 64 * token + kPieceBytes * (lane % 4);
+    token_offset[m] = S::kWeightBytes + 64 * token + kPieceBytes * (lane % 4);
     inverse[m] = Pairs::InverseScale(x, token);
   }
   float acc[kSlices][kTokenTiles][4] = {};
@@ -264,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int m = 0; m < kTokenTiles; ++m) {
         float* const a = acc[i][m];
-        *reinterpret_cast<float2*>(own + (i * S::kTokens + 8 * m) * kSliceRows) =
+        *reinterpret_cast<float2*>(own + 8 * (i * kTokenTiles + m) * kSliceRows) =
             make_float2(a[0] + a[2], a[1] + a[3]);
         a[0] = a[1] = a[2] = a[3] = 0;
       }
@@ -282,84 +322,91 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   ActivationStream<Pairs> activations(x, products.k, rows, warp, lane);
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) {
-    activations.CopyNext(ring + i * S::kChunkBytes);
-    CopyAsyncCommit();
-  }
+  activations.template CopyFirst<kTokens, kStages - 1>(ring + S::kWeightBytes, S::kStageBytes);
   int stage = 0;
   int left = own_chunks;  // chunks of this walk
   while (true) {
+    CopyAsyncWait<kStages - 2>();
+    __syncwarp();
+    // The stage read before this one is free: all lanes have passed the barrier above since.
+    std::byte* const free = ring + (stage == 0 ? kStages - 1 : stage - 1) * S::kStageBytes;
+    weights.CopyNext(free);
+    activations.CopyNext(free + S::kWeightBytes);
+    CopyAsyncCommit();
+    const std::byte* const from = ring + stage * S::kStageBytes;
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      CopyAsyncWait<kStages - 2>();
-      __syncwarp();
-      // The stage read before this one is free: all lanes have passed the barrier above since.
-      activations.CopyNext(ring + (stage == 0 ? kStages - 1 : stage - 1) * S::kChunkBytes);
-      CopyAsyncCommit();
-      const std::byte* const from = ring + stage * S::kChunkBytes;
+    for (int half = 0; half < 2; ++half) {
+      uint4 high[kTokenTiles], low[kTokenTiles];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint4 high[kTokenTiles], low[kTokenTiles];
+      for (int m = 0; m < kTokenTiles; ++m) {
+        const std::byte* const at = from + 128 * half * rows + token_offset[m];
+        high[m] = *reinterpret_cast<const uint4*>(at);
+        low[m] = *reinterpret_cast<const uint4*>(at + 64 * rows);
+        Pairs::Split(high[m], low[m], inverse[m]);
+      }
+#pragma unroll
+      for (int i = 0; i < kSlices; ++i) {
+        const uint4 w =
+            *reinterpret_cast<const uint4*>(from + kSliceBytes * i + 512 * half + 16 * lane);
 #pragma unroll
         for (int m = 0; m < kTokenTiles; ++m) {
-          const std::byte* const at = from + 128 * half * rows + token_offset[m];
-          high[m] = *reinterpret_cast<const uint4*>(at);
-          low[m] = *reinterpret_cast<const uint4*>(at + 64 * rows);
-          Pairs::Split(high[m], low[m], inverse[m]);
-        }
-#pragma unroll
-        for (int i = 0; i < kSlices; ++i) {
-          const uint4 w = weights[d][half][i];
-#pragma unroll
-          for (int m = 0; m < kTokenTiles; ++m) {
-            using Mma = typename Pairs::Mma;
-            Mma16816(Mma{}, acc[i][m], high[m].x, low[m].x, high[m].y, low[m].y, w.x, w.y);
-            Mma16816(Mma{}, acc[i][m], high[m].z, low[m].z, high[m].w, low[m].w, w.z, w.w);
-          }
-          weights[d][half][i] = weight_stream.Load(i, half);
+          using Mma = typename Pairs::Mma;
+          Mma16816(Mma{}, acc[i][m], high[m].x, low[m].x, high[m].y, low[m].y, w.x, w.y);
+          Mma16816(Mma{}, acc[i][m], high[m].z, low[m].z, high[m].w, low[m].w, w.z, w.w);
         }
       }
-      weight_stream.Next();
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      if (--left > 0) continue;
-      end_walk();
-      left = own_chunks;
-      if (range.first >= range.end) return;
     }
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (--left > 0) continue;
+    end_walk();
+    left = own_chunks;
+    if (range.first >= range.end) return;
   }
 }
 
-// Up to 8 rows: 16 rows of weights a walk. Up to 16: the activations take twice the space and the
-// traffic, so 32 rows of weights share them. Both keep at least 64 KB of weights in flight.
+// The more rows of activations, the more weights share them; what remains of 220 KB is for weights
+// under way. A bucket of rows changes no bits.
+template <typename Pairs, int kTokens, int kSlices, int kStages>
+struct Bucket {
+  static constexpr auto kKernel = PairKernel<Pairs, kTokens, kSlices, kStages>;
+  static constexpr size_t kBytes = Shape<kTokens, kSlices, kStages>::kSharedBytes;
+  static_assert(kBytes <= 227 * 1024);
+};
 template <typename Pairs>
-struct Kernels {
-  using Small = Shape<1, 2, 3, 3>;
-  using Large = Shape<2, 4, 1, 2>;
-  static constexpr auto kSmall = PairKernel<Pairs, 1, 2, 3, 3>;
-  static constexpr auto kLarge = PairKernel<Pairs, 2, 4, 1, 2>;
+struct Buckets {
+  using Two = Bucket<Pairs, 2, 2, 9>;
+  using Four = Bucket<Pairs, 4, 2, 8>;
+  using Eight = Bucket<Pairs, 8, 2, 6>;
+  using Sixteen = Bucket<Pairs, 16, 4, 3>;
 };
 
 template <typename Pairs>
 cudaError_t Prepare() {
-  using K = Kernels<Pairs>;
-  const cudaError_t error = AllowSharedBytes(K::kSmall, K::Small::kSharedBytes);
-  return error != cudaSuccess ? error : AllowSharedBytes(K::kLarge, K::Large::kSharedBytes);
+  using B = Buckets<Pairs>;
+  cudaError_t error = AllowSharedBytes(B::Two::kKernel, B::Two::kBytes);
+  if (error == cudaSuccess) error = AllowSharedBytes(B::Four::kKernel, B::Four::kBytes);
+  if (error == cudaSuccess) error = AllowSharedBytes(B::Eight::kKernel, B::Eight::kBytes);
+  if (error == cudaSuccess) error = AllowSharedBytes(B::Sixteen::kKernel, B::Sixteen::kBytes);
+  return error;
+}
+
+template <typename B>
+cudaError_t LaunchBucket(const Context& context, const FloatProducts& products,
+                         const OperandView& x, int rows) {
+  int slices = 0;
+  for (int i = 0; i < products.count; ++i) slices += SliceCount(products.product[i].n);
+  const dim3 grid(static_cast<unsigned>(slices < context.sm_count ? slices : context.sm_count));
+  return Launch(context, grid, dim3(kThreads), B::kBytes, B::kKernel, products, x, rows);
 }
 
 template <typename Pairs>
 cudaError_t LaunchPairs(const Context& context, const FloatProducts& products, const OperandView& x,
                         int rows) {
-  using K = Kernels<Pairs>;
-  int slices = 0;
-  for (int i = 0; i < products.count; ++i) slices += SliceCount(products.product[i].n);
-  const dim3 grid(static_cast<unsigned>(slices < context.sm_count ? slices : context.sm_count));
-  if (rows <= 8) {
-    return Launch(context, grid, dim3(kThreads), K::Small::kSharedBytes, K::kSmall, products, x,
-                  rows);
-  }
-  return Launch(context, grid, dim3(kThreads), K::Large::kSharedBytes, K::kLarge, products, x,
-                rows);
+  using B = Buckets<Pairs>;
+  if (rows <= 2) return LaunchBucket<typename B::Two>(context, products, x, rows);
+  if (rows <= 4) return LaunchBucket<typename B::Four>(context, products, x, rows);
+  if (rows <= 8) return LaunchBucket<typename B::Eight>(context, products, x, rows);
+  return LaunchBucket<typename B::Sixteen>(context, products, x, rows);
 }
 
 // What remains: F32, and 16-bit weights whose rows are not aligned to 16 bytes. One warp per row of

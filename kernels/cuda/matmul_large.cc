@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/cublas_lt.h"
+#include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/panel_split.h"
 #include "kernels/cuda/tiled_matmul.h"
 #include "kernels/cuda/unpack.h"
@@ -26,25 +27,46 @@ bool MultipliesAsBf16(WeightType type) { return type == WeightType::kBF16 || Unp
 
 class PanelMatmul final : public LargeMatmul {
  public:
-  PanelMatmul(const Context& context, DeviceArray panel, int64_t panel_bytes,
+  PanelMatmul(const Context& context, DeviceArray panel, int64_t panel_bytes, DeviceArray partials,
               std::unique_ptr<CublasLt> library)
       : context_(context),
         panel_(std::move(panel)),
         panel_bytes_(panel_bytes),
+        partials_(std::move(partials)),
         library_(std::move(library)) {}
 
   bool uses_library() const override { return library_ != nullptr; }
 
   absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                         int rows) override {
-    for (const Product& product : products) {
-      LC_RETURN_IF_ERROR(Check(product, operand, rows));
-      LC_RETURN_IF_ERROR(MultiplyOne(product, operand.view(), rows));
+    for (const Product& product : products) LC_RETURN_IF_ERROR(Check(product, operand, rows));
+    for (size_t i = 0; i < products.size();) {
+      const CudaMatrix& w = *products[i].w;
+      if (!ReadsUnits(w.type(), rows)) {
+        LC_RETURN_IF_ERROR(MultiplyOne(products[i++], operand.view(), rows));
+        continue;
+      }
+      UnitProducts together;
+      together.k = w.k();
+      while (i < products.size() && together.count < kUnitMaxProducts &&
+             products[i].w->type() == w.type() && products[i].w->k() == w.k()) {
+        const Product& product = products[i++];
+        together.product[together.count++] = {product.w->weights(), product.w->n(),
+                                              product.bias,         product.out,
+                                              product.out_stride,   product.accumulate};
+      }
+      LC_RETURN_IF_ERROR(CudaStatus(
+          MultiplyUnits(context_, w.type(), together, operand.view(), rows, partials_.as<float>()),
+          "multiply units"));
     }
     return absl::OkStatus();
   }
 
  private:
+  bool ReadsUnits(WeightType type, int rows) const {
+    return partials_.bytes() > 0 && HasUnitMatmul(type) && rows <= kMostUnitRows;
+  }
+
   absl::Status Check(const Product& product, const Operand& operand, int rows) const {
     const CudaMatrix& w = *product.w;
     if (rows < 1 || rows > operand.max_rows() || w.k() > operand.max_k()) {
@@ -60,7 +82,8 @@ class PanelMatmul final : public LargeMatmul {
       return absl::InvalidArgumentError(
           absl::StrCat("the operand lacks the form for ", WeightTypeName(w.type())));
     }
-    if (!Is16BitFloat(w.type()) && PanelRows(w.n(), w.k(), panel_bytes_) == 0) {
+    if (!Is16BitFloat(w.type()) && !ReadsUnits(w.type(), rows) &&
+        PanelRows(w.n(), w.k(), panel_bytes_) == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           w.n(), " x ", w.k(), " weights do not fit a panel of ", panel_bytes_, " bytes"));
     }
@@ -122,6 +145,7 @@ class PanelMatmul final : public LargeMatmul {
   const Context context_;
   const DeviceArray panel_;
   const int64_t panel_bytes_;
+  const DeviceArray partials_;  // empty: no products by units
   const std::unique_ptr<CublasLt> library_;
 };
 
@@ -129,7 +153,7 @@ class PanelMatmul final : public LargeMatmul {
 
 bool LargePathPays(WeightType type, int64_t k, int rows) {
   if (type == WeightType::kF32 || k % 8 != 0) return false;
-  return rows > (Is16BitFloat(type) ? kDecodeRows : kMostGroupedRows);
+  return rows > (Is16BitFloat(type) || HasUnitMatmul(type) ? kDecodeRows : kMostGroupedRows);
 }
 
 OperandForms LargeForms(WeightType type) {
@@ -143,6 +167,14 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
   LC_ASSIGN_OR_RETURN(DeviceArray panel,
                       DeviceArray::Allocate(context, static_cast<size_t>(panel_bytes),
                                             "a panel of unpacked weights"));
+  DeviceArray partials;
+  bool has_units = false;
+  LC_RETURN_IF_ERROR(
+      CudaStatus(PrepareUnitMatmul(context, &has_units), "prepare the products by units"));
+  if (has_units && !options.panels_only && options.max_quantised_weights > 0) {
+    LC_ASSIGN_OR_RETURN(partials, DeviceArray::Allocate(context, UnitPartialBytes(context.sm_count),
+                                                        "partial sums of many rows"));
+  }
   std::unique_ptr<CublasLt> library;
   if (options.own_kernel) {
     spdlog::info("products of many rows: own kernel, as asked");
@@ -158,7 +190,8 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
       return loaded.status();
     }
   }
-  return std::make_unique<PanelMatmul>(context, std::move(panel), panel_bytes, std::move(library));
+  return std::make_unique<PanelMatmul>(context, std::move(panel), panel_bytes, std::move(partials),
+                                       std::move(library));
 }
 
 }  // namespace layercake::kernels::cuda

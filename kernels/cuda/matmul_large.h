@@ -1,15 +1,18 @@
 // Products with many rows of activations (prompts, big batches): matrix-bound, so weights are made
-// f16 or bf16 and the matrix library (cuBLASLt) multiplies, or a tiled kernel of ours without it.
+// f16 or bf16 for the tensor cores.
 //
 //   BF16 weights    as they are, times bf16 activations (the operand's high half): an output is off
 //                   by about 1.7e-3 of its norm, as everywhere where BF16 models are served
 //   F16 weights     as they are, times f16 activations under a power of two per row: 2e-4
-//   quantised types unpacked panel by panel to f16 (weights round to 11 bits), times f16
-//                   activations: 3e-4; MXFP4, whose exponents f16 cannot hold, to bf16: 1.7e-3
+//   quantised types either read as units (matmul_units.h), up to kMostUnitRows rows of the types
+//                   that have it: 4e-4; or unpacked panel by panel to f16 (weights round to 11
+//                   bits), times f16 activations: 3e-4; MXFP4, whose exponents f16 cannot hold, to
+//                   bf16: 1.7e-3
 //   F32 weights     not here: they stay with the kernels for few rows
 //
-// The algorithm is chosen once per (bucket of rows, n, k) and kept, so that equal calls have equal
-// bits; a row's bits may depend on the bucket.
+// Float weights and panels are multiplied by the matrix library (cuBLASLt), or by a tiled kernel of
+// ours without it. The library's algorithm is chosen once per (bucket of rows, n, k) and kept, so
+// that equal calls have equal bits; a row's bits may depend on the bucket.
 //
 // Thread rule: the step thread.
 #pragma once
@@ -28,6 +31,9 @@
 
 namespace layercake::kernels::cuda {
 
+// The most rows that are multiplied by units where a type can be.
+inline constexpr int kMostUnitRows = 128;
+
 // Whether `rows` rows are faster here than in groups of kDecodeRows. False for F32, and for rows of
 // 16-bit weights that are not aligned to 16 bytes (k not a multiple of 8).
 bool LargePathPays(WeightType type, int64_t k, int rows);
@@ -41,12 +47,14 @@ struct LargeMatmulOptions {
   int64_t max_quantised_weights = 0;
   // Multiply with our own kernel even where the library is there.
   bool own_kernel = false;
+  // Unpack to panels even where a type can be read as units.
+  bool panels_only = false;
 };
 
 class LargeMatmul {
  public:
-  // Allocates the panel and the library's workspace, and says in the log which of the two ways it
-  // will go and why. A missing library is no error.
+  // Allocates the panel, partial sums and the library's workspace, and says in the log which of the
+  // two ways it will go and why. A missing library is no error.
   static absl::StatusOr<std::unique_ptr<LargeMatmul>> Create(const Context& context,
                                                              const LargeMatmulOptions& options);
   virtual ~LargeMatmul() = default;

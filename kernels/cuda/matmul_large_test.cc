@@ -23,8 +23,10 @@ double Tolerance(WeightType type) {
 
 class LargeMatmulTest : public GpuTest {
  protected:
-  std::unique_ptr<LargeMatmul> Create(int64_t max_quantised_weights, bool own_kernel) {
+  std::unique_ptr<LargeMatmul> Create(int64_t max_quantised_weights, bool own_kernel,
+                                      bool panels_only = false) {
     LargeMatmulOptions options;
+    options.panels_only = panels_only;
     options.max_quantised_weights = max_quantised_weights;
     options.own_kernel = own_kernel;
     auto large = LargeMatmul::Create(context_, options);
@@ -73,31 +75,32 @@ std::vector<float> Columns(const std::vector<float>& out, int64_t rows, int64_t 
 
 TEST_F(LargeMatmulTest, AgreesWithTheProductInDoubleForEveryType) {
   constexpr int kMostRows = 257;
-  const std::pair<int64_t, int64_t> sizes[] = {{131, 1024}, {1030, 768}};
-  for (const bool own_kernel : {false, true}) {
-    const auto large = Create(1030 * 768, own_kernel);
-    ASSERT_NE(large, nullptr);
-    for (const auto& [n, k] : sizes) {
-      base::SeededRandom random(static_cast<uint64_t>(n + k));
-      const std::vector<float> x = HeavyTailedRows(random, kMostRows, k);
-      const auto operand = MakeOperand(x, kMostRows, k);
-      ASSERT_NE(operand, nullptr);
-      for (const WeightType type : kAllTypes) {
-        if (type == WeightType::kF32) continue;
-        SCOPED_TRACE(absl::StrCat(WeightTypeName(type), " n ", n, " k ", k, " library ",
-                                  large->uses_library()));
-        const std::vector<uint8_t> bytes = RandomWeights(random, type, n, k);
-        const auto w = UploadWeights(type, n, k, bytes);
-        ASSERT_NE(w, nullptr);
-        const std::vector<double> reference =
-            ReferenceProduct(x, Dequantized(type, bytes, n, k), kMostRows, n, k);
-        for (const int rows : {17, 33, 64, kMostRows}) {
+  const std::pair<int64_t, int64_t> sizes[] = {{131, 1024}, {1030, 512}, {300, 2560}};
+  // By the library and by units; by our own kernel and by panels alone.
+  const std::unique_ptr<LargeMatmul> ways[] = {Create(300 * 2560, false),
+                                               Create(300 * 2560, true, true)};
+  ASSERT_TRUE(ways[0] != nullptr && ways[1] != nullptr);
+  for (const auto& [n, k] : sizes) {
+    base::SeededRandom random(static_cast<uint64_t>(n + k));
+    const std::vector<float> x = HeavyTailedRows(random, kMostRows, k);
+    const auto operand = MakeOperand(x, kMostRows, k);
+    ASSERT_NE(operand, nullptr);
+    for (const WeightType type : kAllTypes) {
+      if (type == WeightType::kF32) continue;
+      const std::vector<uint8_t> bytes = RandomWeights(random, type, n, k);
+      const auto w = UploadWeights(type, n, k, bytes);
+      ASSERT_NE(w, nullptr);
+      const std::vector<double> reference =
+          ReferenceProduct(x, Dequantized(type, bytes, n, k), kMostRows, n, k);
+      for (const std::unique_ptr<LargeMatmul>& large : ways) {
+        for (const int rows : {17, 33, 64, 100, kMostRows}) {
+          SCOPED_TRACE(absl::StrCat(WeightTypeName(type), " n ", n, " k ", k, " rows ", rows,
+                                    " library ", large->uses_library()));
           const int64_t stride = n + 3;
           const std::vector<float> out = Multiply(*large, *w, *operand, rows, stride,
                                                   Poisoned(rows * stride + 64), nullptr, false);
           const std::vector<double> part(reference.begin(), reference.begin() + rows * n);
-          EXPECT_LT(RelativeError(Columns(out, rows, n, stride), part), Tolerance(type))
-              << rows << " rows";
+          EXPECT_LT(RelativeError(Columns(out, rows, n, stride), part), Tolerance(type));
           for (int64_t i = 0; i < static_cast<int64_t>(out.size()); ++i) {
             const bool written = i < rows * stride && i % stride < n;
             ASSERT_EQ(std::isnan(out[static_cast<size_t>(i)]), !written) << "at " << i;
@@ -122,7 +125,8 @@ TEST_F(LargeMatmulTest, AddsTheBiasAndTheOutputInEveryPanel) {
     // Room for 256 rows: three panels.
     const auto large = Create(300 * kK, own_kernel);
     ASSERT_NE(large, nullptr);
-    for (const WeightType type : {WeightType::kQ4_K, WeightType::kBF16, WeightType::kF16}) {
+    for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ4_0, WeightType::kMXFP4,
+                                  WeightType::kBF16, WeightType::kF16}) {
       const std::vector<uint8_t> bytes = RandomWeights(random, type, kN, kK);
       const auto w = UploadWeights(type, kN, kK, bytes);
       ASSERT_NE(w, nullptr);
@@ -163,6 +167,35 @@ TEST_F(LargeMatmulTest, EqualCallsHaveEqualBits) {
   }
 }
 
+TEST_F(LargeMatmulTest, SeveralMatricesInOneCallAgreeWithTheProductInDouble) {
+  constexpr int64_t kK = 1280;
+  constexpr int kRows = 150;
+  const int64_t sizes[] = {1700, 129, 300};
+  base::SeededRandom random(37);
+  const std::vector<float> x = HeavyTailedRows(random, kRows, kK);
+  const auto operand = MakeOperand(x, kRows, kK);
+  const auto large = Create(1700 * kK, true);
+  for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ8_0}) {
+    std::vector<std::unique_ptr<CudaMatrix>> weights;
+    std::vector<std::vector<double>> references;
+    std::vector<DeviceArray> outs;
+    std::vector<Product> products;
+    for (const int64_t n : sizes) {
+      const std::vector<uint8_t> bytes = RandomWeights(random, type, n, kK);
+      weights.push_back(UploadWeights(type, n, kK, bytes));
+      references.push_back(ReferenceProduct(x, Dequantized(type, bytes, n, kK), kRows, n, kK));
+      outs.push_back(Upload(Poisoned(kRows * n)));
+      products.push_back({weights.back().get(), nullptr, outs.back().as<float>(), n, false});
+    }
+    ASSERT_TRUE(large->Multiply(products, *operand, kRows).ok());
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_LT(RelativeError(Download<float>(outs[i], kRows * sizes[i]), references[i]),
+                Tolerance(type))
+          << WeightTypeName(type) << " matrix " << i;
+    }
+  }
+}
+
 TEST_F(LargeMatmulTest, RefusesWhatItWasNotMadeFor) {
   base::SeededRandom random(31);
   const auto large = Create(64 * 256, true);
@@ -170,8 +203,8 @@ TEST_F(LargeMatmulTest, RefusesWhatItWasNotMadeFor) {
   const auto operand = MakeOperand(RandomFloats(random, 20 * 256), 20, 256);
   const auto f32 =
       UploadWeights(WeightType::kF32, 64, 256, RandomWeights(random, WeightType::kF32, 64, 256));
-  const auto wide = UploadWeights(WeightType::kQ8_0, 512, 256,
-                                  RandomWeights(random, WeightType::kQ8_0, 512, 256));
+  const auto wide = UploadWeights(WeightType::kQ5_0, 512, 256,
+                                  RandomWeights(random, WeightType::kQ5_0, 512, 256));
   const DeviceArray out = Upload(Poisoned(20 * 512));
   Product product = {f32.get(), nullptr, out.as<float>(), 64, false};
   EXPECT_THAT(large->Multiply({&product, 1}, *operand, 20).message(), HasSubstr("takes no F32"));

@@ -28,25 +28,12 @@ __device__ __forceinline__ void Mma16816(F16Mma, float (&d)[4], uint32_t a0, uin
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// 16 bytes of weights, which nobody reads again soon: past L1, first to leave L2.
-__device__ __forceinline__ uint64_t EvictFirstPolicy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ uint4 LoadWeights(const void* address, uint64_t policy) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(address), "l"(policy));
-  return value;
-}
-
 // Asynchronous copies of 16 bytes from global to shared memory, past L1; zeros when not `valid`
-// (then `global` need not be readable).
+// (then `global` need not be readable). Without a cache policy: nvcc 13.0 emits an illegal
+// instruction for a policy that it keeps in a loop.
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bool valid) {
   const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global),
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(global),
                "r"(valid ? 16 : 0)
                : "memory");
 }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRowThreads = 1024;
 constexpr int kRowWarps = kRowThreads / 32;
-constexpr int kPieceWarps = 2;
+constexpr int kPieceWarps = 4;
 
 using Kind = OperandSource::Kind;
 
@@ -211,7 +211,8 @@ __device__ uint32_t BlockMax(uint32_t value, uint32_t* shared) {
   return __reduce_max_sync(~0u, shared[threadIdx.x % kRowWarps]);
 }
 
-// Powers of two that bring the row's largest magnitude into [512, 1024), and back.
+// Powers of two for the row's halves, and back. 1, which costs the products of many rows nothing,
+// for a largest magnitude in [2^-4, 2^15); others are brought into [512, 1024).
 struct HalfScale {
   float to_half;
   float from_half;
@@ -220,6 +221,7 @@ __device__ HalfScale HalfScaleOf(uint32_t largest_bits) {
   if (largest_bits >= kInfinityBits) return {0.0f, NAN};
   // largest = m 2^e, m in [0.5, 1); what is smaller than 2^-100 may lose bits.
   const int e = max(static_cast<int>(largest_bits >> 23) - 126, -100);
+  if (e > -4 && e <= 15) return {1.0f, 1.0f};
   return {__uint_as_float(static_cast<uint32_t>(10 - e + 127) << 23),
           __uint_as_float(static_cast<uint32_t>(e - 10 + 127) << 23)};
 }

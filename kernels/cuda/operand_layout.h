@@ -15,8 +15,9 @@ using OperandForms = uint32_t;
 inline constexpr OperandForms kFixedForm = 1;
 // float32 as it is: (rows, k).
 inline constexpr OperandForms kFloat32Form = 2;
-// f16 (rows, k) times one power of two per row, `half_scale`, chosen so that the row's largest
-// magnitude lies in [512, 1024): no overflow, and sums of products stay far from f16's subnormals.
+// f16 (rows, k) times one power of two per row, `half_scale`: 1 where the row's largest magnitude
+// lies in [2^-4, 2^15), else such that it lies in [512, 1024). No overflow, and what f16's
+// subnormals cost stays far below its rounding.
 inline constexpr OperandForms kFloat16Form = 4;
 // bf16 (rows, k) twice: high = round(x), low = round(x - high).
 inline constexpr OperandForms kBfloat16Form = 8;

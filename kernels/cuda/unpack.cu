@@ -62,8 +62,8 @@ __device__ uint32_t RoundTwo(float first, float second) {
   }
 }
 
-// One warp per unit. A lane holds rows lane / 4 and lane / 4 + 8; it writes 8 bytes at a time, and
-// the four lanes of a row 32 bytes in a line.
+// One warp per unit. A lane holds rows lane / 4 and lane / 4 + 8; it writes 16 bytes at a time, and
+// the four lanes of a row 64 bytes in a line.
 template <WeightType kType>
 __global__ void __launch_bounds__(32 * kUnpackWarps)
     UnpackKernel(const uint8_t* units, int64_t n, int k, int unit_row_begin, int unit_rows,
@@ -94,24 +94,32 @@ __global__ void __launch_bounds__(32 * kUnpackWarps)
   const int64_t first_row = int64_t{kUnitRows} * (unit_row_begin + local_unit_row) + row;
 #pragma unroll
   for (int lower = 0; lower < 2; ++lower) {
-    if (first_row + 8 * lower >= row_end) break;
+    const bool exists = first_row + 8 * lower < row_end;
+    // Neighbours change halves of 32 columns, so that each has eight columns in a row.
+    const bool odd = lane % 2 == 1;
     uint16_t* const out = panel + (int64_t{kUnitRows} * local_unit_row + row + 8 * lower) * k +
-                          kUnitColumns * block + 4 * (lane % 4);
+                          kUnitColumns * block + 4 * (lane % 4) + (odd ? 12 : 0);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       if (kUnitColumns * block + 32 * j >= k) break;
+      uint2 packed[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const GroupScale group = headers[lower].Group(j, half);
-        int integers[4];
-        Integers<kType>(planes.Words(j, 2 * half + lower), j, integers);
-        float value[4];
-#pragma unroll
-        for (int b = 0; b < 4; ++b) value[b] = WeightValue<kType>(group, integers[b]);
+        const uint32_t codes = PackedCodes<kType>(planes.Words(j, 2 * half + lower), j);
         constexpr bool kBf16 = UnpacksToBf16(kType);
-        *reinterpret_cast<uint2*>(out + 32 * j + 16 * half) =
-            make_uint2(RoundTwo<kBf16>(value[0], value[1]), RoundTwo<kBf16>(value[2], value[3]));
+        packed[half] = make_uint2(RoundTwo<kBf16>(WeightValue<kType>(group, codes, 0),
+                                                  WeightValue<kType>(group, codes, 1)),
+                                  RoundTwo<kBf16>(WeightValue<kType>(group, codes, 2),
+                                                  WeightValue<kType>(group, codes, 3)));
       }
+      const uint2 given = odd ? packed[0] : packed[1];
+      const uint2 kept = odd ? packed[1] : packed[0];
+      const uint2 got = make_uint2(__shfl_xor_sync(0xffffffffu, given.x, 1),
+                                   __shfl_xor_sync(0xffffffffu, given.y, 1));
+      if (!exists) continue;
+      *reinterpret_cast<uint4*>(out + 32 * j) =
+          odd ? make_uint4(got.x, got.y, kept.x, kept.y) : make_uint4(kept.x, kept.y, got.x, got.y);
     }
   }
 }
@@ -148,11 +156,10 @@ __global__ void __launch_bounds__(kGatherThreads)
   if constexpr (kFormat.pair >= 0) words.pair = load(kFormat.pair, j % 4 / 2);
   if constexpr (kFormat.bit >= 0) words.bit = load(kFormat.bit, 0);
   const GroupScale group = RowHeader<kType>(unit, unit_row).Group(j, half);
-  int integers[4];
-  Integers<kType>(words, j, integers);
+  const uint32_t codes = PackedCodes<kType>(words, j);
   float* const out = x + blockIdx.x * k + column;
 #pragma unroll
-  for (int b = 0; b < 4; ++b) out[b] = WeightValue<kType>(group, integers[b]);
+  for (int b = 0; b < 4; ++b) out[b] = WeightValue<kType>(group, codes, b);
 }
 
 __device__ float Widen(float value) { return value; }
