@@ -1,7 +1,7 @@
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/matmul_float.h"
+#include "kernels/cuda/matmul_float_rows.h"
 #include "kernels/cuda/mma.cuh"
 
 namespace layercake::kernels::cuda {
@@ -259,6 +259,53 @@ __device__ void StoreWalk(const FloatProducts& products, const OperandView& x, i
   }
 }
 
+// acc += the chunk's weights times its activations.
+template <typename Pairs, typename S, int kSlices>
+__device__ __forceinline__ void MultiplyChunk(const std::byte* stage, int rows, int lane,
+                                              const int (&token_offset)[S::kTokenTiles],
+                                              const float (&inverse)[S::kTokenTiles],
+                                              float (&acc)[kSlices][S::kTokenTiles][4]) {
+  using Mma = typename Pairs::Mma;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint4 high[S::kTokenTiles], low[S::kTokenTiles];
+#pragma unroll
+    for (int m = 0; m < S::kTokenTiles; ++m) {
+      const std::byte* const at = stage + 128 * half * rows + token_offset[m];
+      high[m] = *reinterpret_cast<const uint4*>(at);
+      low[m] = *reinterpret_cast<const uint4*>(at + 64 * rows);
+      Pairs::Split(high[m], low[m], inverse[m]);
+    }
+#pragma unroll
+    for (int i = 0; i < kSlices; ++i) {
+      const uint4 w =
+          *reinterpret_cast<const uint4*>(stage + kSliceBytes * i + 512 * half + 16 * lane);
+#pragma unroll
+      for (int m = 0; m < S::kTokenTiles; ++m) {
+        Mma16816(Mma{}, acc[i][m], high[m].x, low[m].x, high[m].y, low[m].y, w.x, w.y);
+        Mma16816(Mma{}, acc[i][m], high[m].z, low[m].z, high[m].w, low[m].w, w.z, w.w);
+      }
+    }
+  }
+}
+
+// The warp's sums to its place among the partial sums; acc = 0.
+template <typename S, int kSlices>
+__device__ __forceinline__ void LeavePartials(float (&acc)[kSlices][S::kTokenTiles][4], int lane,
+                                              float* partial) {
+  float* const own = partial + (lane / 4) * kSliceRows + 2 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < kSlices; ++i) {
+#pragma unroll
+    for (int m = 0; m < S::kTokenTiles; ++m) {
+      float* const a = acc[i][m];
+      *reinterpret_cast<float2*>(own + 8 * (i * S::kTokenTiles + m) * kSliceRows) =
+          make_float2(a[0] + a[2], a[1] + a[3]);
+      a[0] = a[1] = a[2] = a[3] = 0;
+    }
+  }
+}
+
 template <typename Pairs, int kTokens, int kSlices, int kStages>
 __global__ void __launch_bounds__(kThreads, 1)
     PairKernel(const __grid_constant__ FloatProducts products,
@@ -298,17 +345,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const auto end_walk = [&]() {
     float* const partial = partials + parity * (kWarps * S::kOutputs);
-    float* const own = partial + warp * S::kOutputs + (lane / 4) * kSliceRows + 2 * (lane % 4);
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) {
-#pragma unroll
-      for (int m = 0; m < kTokenTiles; ++m) {
-        float* const a = acc[i][m];
-        *reinterpret_cast<float2*>(own + 8 * (i * kTokenTiles + m) * kSliceRows) =
-            make_float2(a[0] + a[2], a[1] + a[3]);
-        a[0] = a[1] = a[2] = a[3] = 0;
-      }
-    }
+    LeavePartials<S, kSlices>(acc, lane, partial + warp * S::kOutputs);
     // One barrier a walk is enough: who writes this half again has passed the next walk's barrier,
     // and so has everyone who reads it now.
     __syncthreads();
@@ -333,29 +370,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     weights.CopyNext(free);
     activations.CopyNext(free + S::kWeightBytes);
     CopyAsyncCommit();
-    const std::byte* const from = ring + stage * S::kStageBytes;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint4 high[kTokenTiles], low[kTokenTiles];
-#pragma unroll
-      for (int m = 0; m < kTokenTiles; ++m) {
-        const std::byte* const at = from + 128 * half * rows + token_offset[m];
-        high[m] = *reinterpret_cast<const uint4*>(at);
-        low[m] = *reinterpret_cast<const uint4*>(at + 64 * rows);
-        Pairs::Split(high[m], low[m], inverse[m]);
-      }
-#pragma unroll
-      for (int i = 0; i < kSlices; ++i) {
-        const uint4 w =
-            *reinterpret_cast<const uint4*>(from + kSliceBytes * i + 512 * half + 16 * lane);
-#pragma unroll
-        for (int m = 0; m < kTokenTiles; ++m) {
-          using Mma = typename Pairs::Mma;
-          Mma16816(Mma{}, acc[i][m], high[m].x, low[m].x, high[m].y, low[m].y, w.x, w.y);
-          Mma16816(Mma{}, acc[i][m], high[m].z, low[m].z, high[m].w, low[m].w, w.z, w.w);
-        }
-      }
-    }
+    MultiplyChunk<Pairs, S, kSlices>(ring + stage * S::kStageBytes, rows, lane, token_offset,
+                                     inverse, acc);
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (--left > 0) continue;
     end_walk();
@@ -409,85 +425,6 @@ cudaError_t LaunchPairs(const Context& context, const FloatProducts& products, c
   return LaunchBucket<typename B::Sixteen>(context, products, x, rows);
 }
 
-// What remains: F32, and 16-bit weights whose rows are not aligned to 16 bytes. One warp per row of
-// weights, kVector columns a lane at a time.
-constexpr int kRowWarps = 8;
-
-struct PlainF32 {
-  using Element = float;
-  static __device__ float Weight(float w) { return w; }
-  static __device__ float Value(const OperandView& x, int64_t at) { return x.values[at]; }
-};
-struct PlainF16 {
-  using Element = __half;
-  static __device__ float Weight(__half w) { return __half2float(w); }
-  static __device__ float Value(const OperandView& x, int64_t at) { return x.values[at]; }
-};
-struct PlainBf16 {
-  using Element = __nv_bfloat16;
-  static __device__ float Weight(__nv_bfloat16 w) { return __bfloat162float(w); }
-  static __device__ float Value(const OperandView& x, int64_t at) {
-    const auto widen = [](uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); };
-    return widen(x.bf16_high[at]) + widen(x.bf16_low[at]);
-  }
-};
-
-template <typename Plain, int kVector>
-__global__ void RowKernel(const __grid_constant__ FloatProducts products,
-                          const __grid_constant__ OperandView x, int rows) {
-  constexpr int kRows = 4;
-  using Element = typename Plain::Element;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  GridLaunchDependents();
-  GridDependencyWait();
-  int64_t row = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32;
-  int index = 0;
-  while (index + 1 < products.count && row >= products.product[index].n) {
-    row -= products.product[index++].n;
-  }
-  const FloatProduct& product = products.product[index];
-  if (row >= product.n) return;
-  const int64_t k = products.k;
-  const Element* weights = static_cast<const Element*>(product.weights) + row * k;
-  for (int first = 0; first < rows; first += kRows) {
-    float sums[kRows] = {};
-    for (int64_t column = kVector * lane; column < k; column += 32 * kVector) {
-      struct alignas(kVector * sizeof(Element)) Piece {
-        Element element[kVector];
-      };
-      const Piece piece = *reinterpret_cast<const Piece*>(weights + column);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const int64_t at = min(first + r, rows - 1) * k + column;
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          sums[r] = __fmaf_rn(Plain::Weight(piece.element[i]), Plain::Value(x, at + i), sums[r]);
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float sum = sums[r];
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-      if (lane != 0 || first + r >= rows) continue;
-      if (product.bias != nullptr) sum += product.bias[row];
-      float* out = product.out + (first + r) * product.out_stride + row;
-      *out = product.accumulate ? *out + sum : sum;
-    }
-  }
-}
-
-template <typename Plain, int kVector>
-cudaError_t LaunchRows(const Context& context, const FloatProducts& products, const OperandView& x,
-                       int rows) {
-  int64_t n = 0;
-  for (int i = 0; i < products.count; ++i) n += products.product[i].n;
-  const auto blocks = static_cast<unsigned>((n + kRowWarps - 1) / kRowWarps);
-  return Launch(context, dim3(blocks), dim3(32 * kRowWarps), 0, RowKernel<Plain, kVector>, products,
-                x, rows);
-}
-
 }  // namespace
 
 cudaError_t PrepareFloatMatmul() {
@@ -502,19 +439,14 @@ cudaError_t MultiplyFloats(const Context& context, const FloatProducts& products
       products.count > kFloatMaxProducts || products.k < 1 || products.k > kMaxK) {
     return cudaErrorInvalidValue;
   }
-  switch (products.type) {
-    case WeightType::kBF16:
-      return products.k % 8 == 0 ? LaunchPairs<Bf16Pairs>(context, products, x, rows)
-                                 : LaunchRows<PlainBf16, 1>(context, products, x, rows);
-    case WeightType::kF16:
-      return products.k % 8 == 0 ? LaunchPairs<F16Pairs>(context, products, x, rows)
-                                 : LaunchRows<PlainF16, 1>(context, products, x, rows);
-    case WeightType::kF32:
-      return products.k % 4 == 0 ? LaunchRows<PlainF32, 4>(context, products, x, rows)
-                                 : LaunchRows<PlainF32, 1>(context, products, x, rows);
-    default:
-      return cudaErrorInvalidValue;
+  const bool aligned = products.k % 8 == 0;
+  if (products.type == WeightType::kBF16 && aligned) {
+    return LaunchPairs<Bf16Pairs>(context, products, x, rows);
   }
+  if (products.type == WeightType::kF16 && aligned) {
+    return LaunchPairs<F16Pairs>(context, products, x, rows);
+  }
+  return MultiplyFloatRows(context, products, x, rows);
 }
 
 }  // namespace layercake::kernels::cuda

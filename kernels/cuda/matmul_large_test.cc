@@ -196,6 +196,39 @@ TEST_F(LargeMatmulTest, SeveralMatricesInOneCallAgreeWithTheProductInDouble) {
   }
 }
 
+TEST_F(LargeMatmulTest, ADeterministicMultiplierGivesARowTheSameBitsInAStepOfAnySize) {
+  constexpr int64_t kN = 300;
+  constexpr int64_t kK = 768;
+  constexpr int kRows = 150;
+  base::SeededRandom random(41);
+  const DeviceArray x = Upload(HeavyTailedRows(random, kRows, kK));
+  MultiplierLimits limits;
+  limits.max_rows = kRows;
+  limits.max_weights = kN * kK;
+  limits.deterministic = true;
+  auto multiplier = Multiplier::Create(context_, limits);
+  ASSERT_TRUE(multiplier.ok()) << multiplier.status();
+  for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ4_0, WeightType::kBF16}) {
+    const auto w = UploadWeights(type, kN, kK, RandomWeights(random, type, kN, kK));
+    const CudaMatrix* const matrices[] = {w.get()};
+    const OperandForms forms = (*multiplier)->FormsFor(matrices, kRows);
+    auto operand = Operand::Create(context_, kRows, kK, forms);
+    ASSERT_TRUE(operand.ok()) << operand.status();
+    ASSERT_TRUE(PlainOperand(context_, x.as<float>(), kRows, kK, forms, **operand).ok());
+    std::vector<float> all;
+    for (const int rows : {kRows, 1, 16, 17, 100}) {
+      const DeviceArray out = Upload(Poisoned(rows * kN));
+      const Product product = {w.get(), nullptr, out.as<float>(), kN, false};
+      ASSERT_TRUE((*multiplier)->Multiply({&product, 1}, **operand, rows).ok());
+      const std::vector<float> got = Download<float>(out, rows * kN);
+      if (all.empty()) all = got;
+      EXPECT_EQ(std::memcmp(got.data(), all.data(), got.size() * sizeof(float)), 0)
+          << WeightTypeName(type) << ", " << rows << " rows";
+      EXPECT_FALSE(std::isnan(got.back()));
+    }
+  }
+}
+
 TEST_F(LargeMatmulTest, RefusesWhatItWasNotMadeFor) {
   base::SeededRandom random(31);
   const auto large = Create(64 * 256, true);

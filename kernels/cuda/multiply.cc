@@ -68,9 +68,10 @@ FloatProduct FloatProductOf(const Product& product, int64_t row) {
 
 class MultiplierImpl final : public Multiplier {
  public:
-  MultiplierImpl(const Context& context, DeviceArray partials, DeviceArray flags,
-                 std::unique_ptr<LargeMatmul> large)
+  MultiplierImpl(const Context& context, const MultiplierLimits& limits, DeviceArray partials,
+                 DeviceArray flags, std::unique_ptr<LargeMatmul> large)
       : context_(context),
+        deterministic_(limits.deterministic),
         partials_(std::move(partials)),
         flags_(std::move(flags)),
         large_(std::move(large)) {}
@@ -78,7 +79,7 @@ class MultiplierImpl final : public Multiplier {
   OperandForms FormsFor(absl::Span<const CudaMatrix* const> matrices, int rows) const override {
     OperandForms forms = 0;
     for (const CudaMatrix* matrix : matrices) {
-      forms |= FormsOfProduct(matrix->type(), matrix->k(), rows);
+      forms |= FormsOfProduct(matrix->type(), matrix->k(), ChoiceRows(rows));
     }
     return forms;
   }
@@ -93,12 +94,12 @@ class MultiplierImpl final : public Multiplier {
     std::vector<Product> large;
     for (const Product& product : products) {
       const WeightType type = product.w->type();
-      if ((FormsOfProduct(type, product.w->k(), rows) & ~operand.forms()) != 0) {
+      if ((FormsOfProduct(type, product.w->k(), ChoiceRows(rows)) & ~operand.forms()) != 0) {
         return absl::InvalidArgumentError(absl::StrCat("the operand lacks a form that ",
                                                        WeightTypeName(type), " weights with ", rows,
                                                        " rows read"));
       }
-      switch (ChooseProductKernel(type, product.w->k(), rows)) {
+      switch (ChooseProductKernel(type, product.w->k(), ChoiceRows(rows))) {
         case ProductKernel::kDecode:
           decode.push_back(product);
           break;
@@ -126,6 +127,9 @@ class MultiplierImpl final : public Multiplier {
   }
 
  private:
+  // The rows that the choice of kernels is told of.
+  int ChoiceRows(int rows) const { return deterministic_ ? std::min(rows, kDecodeRows) : rows; }
+
   // Launches of as many products as one kernel takes.
   absl::Status Decode(absl::Span<const Product> products, const OperandView& operand, int row,
                       int rows) {
@@ -175,6 +179,7 @@ class MultiplierImpl final : public Multiplier {
   }
 
   const Context context_;
+  const bool deterministic_;
   DeviceArray partials_;
   DeviceArray flags_;
   std::unique_ptr<LargeMatmul> large_;
@@ -193,12 +198,12 @@ absl::StatusOr<std::unique_ptr<Multiplier>> Multiplier::Create(const Context& co
       DeviceArray flags,
       DeviceArray::Allocate(context, DecodeFlagsBytes(context.sm_count), "flags of products"));
   std::unique_ptr<LargeMatmul> large;
-  if (limits.max_rows > kDecodeRows) {
+  if (limits.max_rows > kDecodeRows && !limits.deterministic) {
     LargeMatmulOptions options;
     options.max_quantised_weights = limits.max_weights;
     LC_ASSIGN_OR_RETURN(large, LargeMatmul::Create(context, options));
   }
-  return std::make_unique<MultiplierImpl>(context, std::move(partials), std::move(flags),
+  return std::make_unique<MultiplierImpl>(context, limits, std::move(partials), std::move(flags),
                                           std::move(large));
 }
 
