@@ -1,19 +1,9 @@
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/decode_kernel.cuh"
+#include "kernels/cuda/decode_shape.h"
 
 namespace layercake::kernels::cuda {
 namespace {
-
-// Bytes of weights under way per multiprocessor: what the memory's latency asks for. Long streams
-// gain from more; short ones lose, and so do more than 4 rows, where what is in shared memory when
-// the last byte comes takes long to multiply.
-constexpr int kBytesAhead = 72 * 1024;
-constexpr int kBytesAheadLong = 144 * 1024;
-constexpr uint32_t kLongItems = 40;  // per multiprocessor
-constexpr int kFewRows = 4;
-constexpr int kMinStages = 2;
-
-constexpr uint32_t RoundUp(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
 
 DecodeFunctions FunctionsOfType(WeightType type) {
   switch (type) {
@@ -82,31 +72,9 @@ DecodeFunctions FunctionsOfPair(const TypePair& pair) {
   return pair.first == WeightType::kQ4_K ? DecodeQ4_KWithQ6_K() : DecodeQ5_KWithQ6_K();
 }
 
-// Stages and their sizes; false when the device has not enough shared memory for two.
-bool SetStages(const Context& context, uint32_t weight_bytes, DecodeArguments* arguments) {
-  const uint32_t operand_bytes =
-      static_cast<uint32_t>(arguments->rows) * static_cast<uint32_t>(sizeof(FixedBlock));
-  arguments->operand_at = RoundUp(weight_bytes, 128);
-  arguments->stage_bytes = arguments->operand_at + RoundUp(operand_bytes, 128);
-  const bool is_long = arguments->items / static_cast<uint32_t>(context.sm_count) >= kLongItems;
-  const uint32_t ahead = is_long && arguments->rows <= kFewRows ? kBytesAheadLong : kBytesAhead;
-  const int wanted = static_cast<int>((ahead + weight_bytes / 2) / weight_bytes);
-  // The barriers and what the runtime keeps for itself.
-  const int room = (context.max_shared_bytes - 2048) / static_cast<int>(arguments->stage_bytes);
-  const int stages = wanted < 3 ? 3 : wanted > kMaxStages ? kMaxStages : wanted;
-  arguments->stages = stages < room ? stages : room;
-  return arguments->stages >= kMinStages;
-}
-
-// More than half of a Hopper multiprocessor's shared memory. The kernels between two launches may
-// begin early and take room on some multiprocessors; were there room for two of our blocks on one,
-// the next launch would be spread unevenly and the fullest multiprocessor would set its time.
-constexpr uint32_t kHopperSharedBytes = 116 * 1024;
-
 cudaError_t Allow(const Context& context, const DecodeFunctions& functions) {
   for (const DecodeFunction function : {functions.tiles1, functions.tiles2, functions.tiles4}) {
-    const cudaError_t error =
-        AllowSharedBytes(function, static_cast<size_t>(context.max_shared_bytes - 1024));
+    const cudaError_t error = AllowSharedBytes(function, MostDecodeSharedBytes(context));
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -115,7 +83,7 @@ cudaError_t Allow(const Context& context, const DecodeFunctions& functions) {
 }  // namespace
 
 size_t DecodePartialsBytes(int sm_count) {
-  return static_cast<size_t>(sm_count) * kTileUnits * (kDecodeMaxRows / 4) * 32 * sizeof(float2);
+  return DecodeFlagsBytes(sm_count) / sizeof(uint32_t) * (kDecodeMaxRows / 4) * 32 * sizeof(float2);
 }
 size_t DecodeFlagsBytes(int sm_count) {
   return static_cast<size_t>(sm_count) * kTileUnits * sizeof(uint32_t);
@@ -175,18 +143,20 @@ cudaError_t LaunchDecode(const Context& context, const DecodeProducts& products,
     unit_bytes = bytes > unit_bytes ? bytes : unit_bytes;
   }
   const int64_t items = tiles * arguments.blocks;
-  if (items < 1 || items > (int64_t{1} << 32) / (context.sm_count + 1)) {
+  if (items < 1) return cudaErrorInvalidValue;
+  const DecodeShape shape = ChooseDecodeShape(context, items, static_cast<int>(unit_bytes), rows);
+  if (shape.stages == 0 || items > (int64_t{1} << 32) / (shape.grid + 1)) {
     return cudaErrorInvalidValue;
   }
   arguments.items = static_cast<uint32_t>(items);
-  if (!SetStages(context, unit_bytes * kTileUnits, &arguments)) return cudaErrorInvalidValue;
-  uint32_t shared = arguments.stage_bytes * static_cast<uint32_t>(arguments.stages);
-  if (context.compute_major >= 9 && shared < kHopperSharedBytes) shared = kHopperSharedBytes;
-  const dim3 grid(static_cast<unsigned>(items < context.sm_count ? items : context.sm_count));
+  arguments.stages = shape.stages;
+  arguments.operand_at = shape.operand_at;
+  arguments.stage_bytes = shape.stage_bytes;
   const DecodeFunction function = rows <= 4   ? functions.tiles1
                                   : rows <= 8 ? functions.tiles2
                                               : functions.tiles4;
-  return Launch(context, grid, dim3(kDecodeThreads), shared, function, arguments);
+  return Launch(context, dim3(static_cast<unsigned>(shape.grid)), dim3(kDecodeThreads),
+                shape.shared_bytes, function, arguments);
 }
 
 }  // namespace layercake::kernels::cuda

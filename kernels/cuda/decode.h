@@ -1,9 +1,10 @@
 // Products of 1 to 16 rows with quantised matrices: every weight is read once, in its file's size.
 //
 // The work of a launch is the row tiles (128 rows) of its matrices, one after another, times the
-// column blocks of 256; it is cut into equal contiguous ranges, one per multiprocessor. A tile that
-// is cut is added up in ascending order of columns by the block that began it. So the order of
-// additions depends on the matrices of the launch and the multiprocessors, never on the rows.
+// column blocks of 256; it is cut into equal contiguous ranges, one per multiprocessor. A
+// tile that is cut is added up in ascending order of columns by the block that began it. So the
+// order of additions depends on the matrices of the launch and the multiprocessors, never on the
+// rows.
 //
 // Thread rule: the step thread.
 #pragma once
@@ -52,7 +53,7 @@ cudaError_t PrepareDecode(const Context& context);
 
 // One kernel launch. `operand` is the first of the (up to 16) rows' fixed blocks. Types that go
 // together, 1 to kDecodeMaxRows rows; cudaErrorInvalidValue otherwise, and for more than 2^32 /
-// sm_count units of work.
+// sm_count items of work.
 cudaError_t LaunchDecode(const Context& context, const DecodeProducts& products,
                          const FixedBlock* operand, int rows, const DecodeScratch& scratch);
 

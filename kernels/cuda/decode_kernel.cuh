@@ -6,12 +6,13 @@
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/decode_block_formats.cuh"
 #include "kernels/cuda/decode_k_formats.cuh"
+#include "kernels/cuda/decode_shape.h"
 #include "kernels/cuda/pipeline.cuh"
 
 namespace layercake::kernels::cuda {
 
 inline constexpr int kDecodeThreads = (kTileUnits + 1) * 32;
-inline constexpr int kMaxStages = 8;
+inline constexpr int kMaxStages = kMaxDecodeStages;
 
 struct DecodeSegment {
   const uint8_t* units;
@@ -74,21 +75,31 @@ struct WorkCursor {
   }
 };
 
-// What the producer copies of one item.
-struct WeightPiece {
+// The weights of item after item, as the producer copies them.
+struct WeightStream {
+  WorkCursor at;
   const uint8_t* from;
-  uint32_t bytes;
+  uint32_t bytes;  // of each column block of this tile
+
+  __device__ WeightStream(const DecodeArguments& arguments, uint32_t item) : at(arguments, item) {
+    FindTile(arguments);
+  }
+  __device__ void Next(const DecodeArguments& arguments) {
+    from += bytes;
+    if (++at.block < arguments.blocks) return;
+    at.NextTile(arguments);
+    FindTile(arguments);
+  }
+  __device__ void FindTile(const DecodeArguments& arguments) {
+    const DecodeSegment& segment = arguments.segment[at.segment];
+    const int units = at.Units(arguments);
+    const int64_t index =
+        static_cast<int64_t>(at.LocalTile(arguments)) * kTileUnits * arguments.blocks +
+        static_cast<int64_t>(at.block) * units;
+    from = segment.units + index * segment.unit_bytes;
+    bytes = static_cast<uint32_t>(units) * segment.unit_bytes;
+  }
 };
-__device__ __forceinline__ WeightPiece PieceOf(const DecodeArguments& arguments,
-                                               const WorkCursor& at) {
-  const DecodeSegment& segment = arguments.segment[at.segment];
-  const int units = at.Units(arguments);
-  const int64_t index =
-      static_cast<int64_t>(at.LocalTile(arguments)) * kTileUnits * arguments.blocks +
-      static_cast<int64_t>(at.block) * units;
-  return {segment.units + index * segment.unit_bytes,
-          static_cast<uint32_t>(units) * segment.unit_bytes};
-}
 
 struct Ring {
   uint32_t stages;    // shared address
@@ -105,41 +116,37 @@ __device__ __forceinline__ void Produce(const DecodeArguments& arguments, const 
   if (!copier.active()) return;
   const uint32_t operand_bytes =
       static_cast<uint32_t>(arguments.rows) * static_cast<uint32_t>(sizeof(FixedBlock));
-  const auto copy_weights = [&](const WorkCursor& at, int stage) {
-    const WeightPiece piece = PieceOf(arguments, at);
-    copier.Expect(ring.Full(stage), piece.bytes + operand_bytes);
-    copier.Copy(ring.stages + static_cast<uint32_t>(stage) * arguments.stage_bytes, piece.from,
-                piece.bytes, ring.Full(stage), Keep::kBriefly);
+  const auto copy_weights = [&](const WeightStream& weights, int stage) {
+    copier.Expect(ring.Full(stage), weights.bytes + operand_bytes);
+    copier.Copy(ring.stages + static_cast<uint32_t>(stage) * arguments.stage_bytes, weights.from,
+                weights.bytes, ring.Full(stage), Keep::kBriefly);
   };
-  const auto copy_operand = [&](const WorkCursor& at, int stage) {
+  const auto copy_operand = [&](int block, int stage) {
     copier.Copy(
         ring.stages + static_cast<uint32_t>(stage) * arguments.stage_bytes + arguments.operand_at,
-        arguments.operand + static_cast<int64_t>(at.block) * kFixedGroupRows, operand_bytes,
+        arguments.operand + static_cast<int64_t>(block) * kFixedGroupRows, operand_bytes,
         ring.Full(stage), Keep::kLong);
     copier.Finish(ring.Full(stage));
   };
-  const auto advance = [&](WorkCursor& at) {
-    if (++at.block == arguments.blocks) at.NextTile(arguments);
-  };
   const int first = min(static_cast<int>(end - begin), arguments.stages);
-  WorkCursor at(arguments, begin);
-  WorkCursor ahead = at;
+  WeightStream weights(arguments, begin);
+  int block = weights.at.block;
   for (int stage = 0; stage < first; ++stage) {
-    copy_weights(ahead, stage);
-    advance(ahead);
+    copy_weights(weights, stage);
+    weights.Next(arguments);
   }
   GridDependencyWait();
   for (int stage = 0; stage < first; ++stage) {
-    copy_operand(at, stage);
-    advance(at);
+    copy_operand(block, stage);
+    if (++block == arguments.blocks) block = 0;
   }
   int stage = 0;
   uint32_t parity = 0;
   for (uint32_t item = begin + static_cast<uint32_t>(first); item < end; ++item) {
     BarrierWait(ring.Empty(stage), parity);
-    copy_weights(at, stage);
-    copy_operand(at, stage);
-    advance(at);
+    copy_weights(weights, stage);
+    copy_operand(weights.at.block, stage);
+    weights.Next(arguments);
     if (++stage == arguments.stages) {
       stage = 0;
       parity ^= 1;
@@ -295,8 +302,8 @@ __device__ __forceinline__ void Consume(const DecodeArguments& arguments, const 
   }
 }
 
-// Block: kDecodeThreads. Grid: at most one block per multiprocessor, at most `items`. All blocks
-// run at once or become free to: a block waits for later ones only.
+// Block: kDecodeThreads. Grid: at most `items` blocks. A block waits for later ones only, and never
+// before it has left what earlier ones wait for.
 template <WeightType kFirst, WeightType kSecond, int kTiles>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
     DecodeKernel(const __grid_constant__ DecodeArguments arguments) {
