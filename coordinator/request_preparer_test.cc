@@ -84,6 +84,9 @@ TEST(RequestPreparer, RefusesEveryOddRequestAndNamesTheParameter) {
       {"max_tokens -1", [](auto& r) { r.set_max_tokens(-1); }, ErrorReason::kInvalidParameter,
        "max_tokens"},
       {"n 0", [](auto& r) { r.set_n(0); }, ErrorReason::kInvalidParameter, "n"},
+      {"n 17", [](auto& r) { r.set_n(17); }, ErrorReason::kInvalidParameter, "n"},
+      {"priority 7", [](auto& r) { r.set_priority(static_cast<v1::Priority>(7)); },
+       ErrorReason::kInvalidParameter, "priority"},
       {"n 10000", [](auto& r) { r.set_n(10000); }, ErrorReason::kInvalidParameter, "n"},
       {"temperature NaN", [nan](auto& r) { r.mutable_sampling()->set_temperature(nan); },
        ErrorReason::kInvalidParameter, "temperature"},
@@ -141,7 +144,9 @@ TEST(RequestPreparer, PassesOnWhatWasAsked) {
   v1::GenerateRequest request = Text("Hi");
   request.set_request_id(std::string(128, 'r'));
   request.set_model("tiny");
-  request.set_n(1);
+  request.set_n(16);
+  request.set_use_prefix_cache(false);
+  request.set_priority(v1::PRIORITY_BATCH);
   request.set_max_tokens(5);
   request.set_top_logprobs(20);
   request.add_stop("one");
@@ -163,12 +168,18 @@ TEST(RequestPreparer, PassesOnWhatWasAsked) {
   EXPECT_THAT(prepared->stop_token_ids, UnorderedElementsAre(7));
   EXPECT_TRUE(prepared->ignore_end_of_generation);
   EXPECT_TRUE(prepared->prompt_logprobs);
+  EXPECT_EQ(prepared->n, 16);
+  EXPECT_FALSE(prepared->use_prefix_cache);
+  EXPECT_EQ(prepared->priority, Priority::kBatch);
   EXPECT_EQ(prepared->client, "ipv4:127.0.0.1:1");
   EXPECT_EQ(preparer.tokenizer().Decode(prepared->prompt).value(), "Hi");
 
   const auto plain = preparer->Prepare(Text("Hi"), "");
   EXPECT_EQ(plain->sampling.top_logprobs(), -1);
   EXPECT_FALSE(plain->prompt_logprobs);
+  EXPECT_EQ(plain->n, 1);
+  EXPECT_TRUE(plain->use_prefix_cache);
+  EXPECT_EQ(plain->priority, Priority::kInteractive);
 }
 
 TEST(RequestPreparer, AModelThatWantsBosMakesATokenOfTheEmptyPrompt) {

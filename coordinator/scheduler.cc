@@ -62,7 +62,10 @@ void Scheduler::TokenAdded(SequenceId id, int32_t token) {
 void Scheduler::Finish(SequenceId id) {
   Sequence* const sequence = Find(id);
   if (sequence == nullptr || sequence->finished) return;
-  if (options_.fault == SchedulerFault::kDropCancel && sequence->in_flight > 0) return;
+  if (options_.fault == SchedulerFault::kDropCancel && sequence->in_flight > 0) {
+    SetPaused(id, true);
+    return;
+  }
   sequence->finished = true;
   UpdateCounts(*sequence);
   ReleaseFollowers(*sequence, 0);
@@ -185,6 +188,8 @@ bool Scheduler::TryAdmit(Sequence& sequence) {
   sequence.state = Sequence::State::kPrompt;
   running_.insert(RankOf(sequence));
   prompts_.push_back(&sequence);
+  sequence.leads_until = sequence.known();
+  if (sequence.shares) leaders_.push_back(&sequence);
   UpdateCounts(sequence);
   Charge(sequence, sequence.pending());
   return true;
@@ -212,7 +217,7 @@ bool Scheduler::FollowAnother(Sequence& sequence, int hits) {
   const int most = (sequence.known() - 1) / options_.block_tokens;
   Sequence* best = nullptr;
   int best_common = hits;  // blocks
-  for (Sequence* const leader : prompts_) {
+  for (Sequence* const leader : leaders_) {
     if (!leader->shares || leader->paused || leader->finished || leader->root != sequence.root) {
       continue;
     }
@@ -290,6 +295,7 @@ void Scheduler::Confirm(Sequence& sequence, int end) {
       ++sequence.published;
     }
   }
+  if (sequence.confirmed >= sequence.leads_until) std::erase(leaders_, &sequence);
   if (!sequence.followers.empty()) {
     // A leader whose prompt is computed will not publish anything that a follower waits for later.
     ReleaseFollowers(sequence, sequence.state == Sequence::State::kPrompt || sequence.in_flight > 0
@@ -309,6 +315,7 @@ void Scheduler::Charge(Sequence& sequence, double tokens) {
 void Scheduler::Preempt(Sequence& sequence) {
   ReleaseFollowers(sequence, 0);
   LeavePrompts(sequence);
+  std::erase(leaders_, &sequence);
   ReleaseBlocks(sequence);
   sequence.state = Sequence::State::kResuming;
   sequence.computed = sequence.confirmed = 0;
@@ -356,6 +363,7 @@ void Scheduler::Retire(Sequence& sequence) {
     --following_;
   }
   LeavePrompts(sequence);
+  std::erase(leaders_, &sequence);
   queue_.Remove(sequence.id);
   if (sequence.uncharged > 0) {
     queue_.Charge(sequence.client, sequence.priority, sequence.uncharged);

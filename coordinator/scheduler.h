@@ -48,7 +48,7 @@ enum class SchedulerFault : uint8_t {
   kNone,
   kLeakBlock,      // a sequence that ends keeps a block for ever
   kReuseBlock,     // a block that another sequence owns is given out as new
-  kDropCancel,     // a sequence that ends while its rows are in flight goes on
+  kDropCancel,     // a sequence that ends while its rows are in flight is never given up
   kCacheUnwritten  // a sequence that ends publishes a block that is not full yet
 };
 
@@ -205,6 +205,7 @@ class Scheduler {
   std::set<Rank> running_;                                                // admitted
   std::set<Rank> resuming_;         // admitted before, or followed another: first in line
   std::vector<Sequence*> prompts_;  // running, with a prompt to compute; as admitted
+  std::vector<Sequence*> leaders_;  // running, with a prompt that is not confirmed; as admitted
   std::deque<std::pair<SequenceId, uint64_t>> ready_;  // to decode; with their tickets
   int following_ = 0;
   int decoding_ = 0;             // running, not paused, prompt computed

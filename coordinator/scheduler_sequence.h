@@ -45,6 +45,7 @@ struct Scheduler::Sequence {
   double uncharged = 0;  // computed tokens that its client has not been charged for
 
   std::vector<std::pair<SequenceId, int>> followers;  // and the position that each waits for
+  int leads_until = 0;                                // others may wait for it up to here
   SequenceId leader{};                                // while kFollowing
 
   int known() const { return static_cast<int>(tokens.size()); }

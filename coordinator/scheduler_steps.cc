@@ -14,6 +14,11 @@ namespace {
 // blocks that running sequences need next.
 constexpr double kScarce = 0.1;
 
+constexpr int kShareSlack = 8;  // an eighth
+
+// Of min_prefill_rows each: prompt rows beside decodes before any step was measured.
+constexpr int kUnmeasuredChunks = 4;
+
 }  // namespace
 
 std::optional<ScheduledStep> Scheduler::NextStep() {
@@ -58,6 +63,8 @@ void Scheduler::ScheduleDecodes(ScheduledStep& step) {
     turn_ = (turn_ + 1) % flight_.wanted();
     share = DecodeShare();
   }
+  // Large shares may be a little larger: rather that than a stream that waits for another turn.
+  share += share / kShareSlack;
   share = std::min(share, options_.max_rows);
   std::vector<std::pair<SequenceId, uint64_t>> without_blocks;
   while (share > 0 && !ready_.empty()) {
@@ -111,6 +118,10 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
         std::min<double>(budget, static_cast<double>(std::min<int64_t>(share, budget)) * pressure));
     budget = std::min(std::max(budget, options_.min_prefill_rows), rows_left);
     limit = TimeLimit();
+    // Nothing measured yet, and streams that wait: small steps.
+    if (!CostKnown() && decoding_ > 0) {
+      budget = std::min({budget, kUnmeasuredChunks * options_.min_prefill_rows, rows_left});
+    }
     // The one with the least left comes second.
     if (chunks.size() > 2) {
       std::iter_swap(
@@ -137,8 +148,16 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
   give(first, alone ? budget : (budget + 1) / 2, alone ? limit : base + (limit - base) / 2);
   for (size_t i = 1; i < chunks.size() && budget > 0; ++i) give(chunks[i], budget, limit);
   if (budget > 0) give(first, budget, limit);
-  const int least = std::min({options_.min_prefill_rows, first.sequence->pending(), rows_left});
-  if (shape.rows - decodes.rows < least) first.rows = std::max(first.rows, least);
+  // The first and the second always get on.
+  for (size_t i = 0; i < std::min<size_t>(chunks.size(), 2); ++i) {
+    Chunk& chunk = chunks[i];
+    const int left = rows_left - static_cast<int>(shape.rows - decodes.rows);
+    const int least = std::min(options_.min_prefill_rows, chunk.sequence->pending());
+    const int more = std::min(left, least - chunk.rows);
+    if (more <= 0) continue;
+    chunk.rows += more;
+    shape.rows += more;
+  }
   std::erase_if(chunks, [](const Chunk& chunk) { return chunk.rows == 0; });
   return chunks;
 }

@@ -6,7 +6,9 @@ namespace layercake::coordinator {
 namespace {
 
 constexpr double kFade = 0.99;  // a sample's weight after one more
-constexpr int kSweeps = 16;
+constexpr double kPull = 1e-4;  // to the last fit, over the samples' own weight
+constexpr double kTiny = 1e-9;
+constexpr size_t kRows = 0;  // of the terms
 
 }  // namespace
 
@@ -16,8 +18,9 @@ StepShape ShapeOf(int position, int rows, bool samples) {
 }
 
 StepCostModel::Terms StepCostModel::TermsOf(const StepShape& shape) {
-  // Scaled, so that the four coefficients are of like size.
-  return {1, shape.rows / 64, shape.samples / 16, shape.reads / 65'536};
+  // Scaled, so that the four coefficients are of like size. Rows come first: what steps of one
+  // shape cannot tell apart is laid to them.
+  return {shape.rows / 64, shape.samples / 16, shape.reads / 65'536, 1};
 }
 
 void StepCostModel::Add(const StepShape& shape, double seconds) {
@@ -30,17 +33,48 @@ void StepCostModel::Add(const StepShape& shape, double seconds) {
     }
     right_[i] = right_[i] * kFade + terms[i];
   }
-  ++samples_;
-  // Coordinate descent from where the last fit stood: what the samples do not decide stays.
-  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+  // The first guess lays everything to rows: so the first chunks of prompts are small, and their
+  // times are the variety that is needed. (Thought free, they would be as large as they may, and
+  // equally large ones would never show the error.)
+  if (samples_++ == 0 && terms[kRows] > 0) coefficients_[kRows] = 1 / terms[kRows];
+  Fit();
+}
+
+void StepCostModel::Fit() {
+  // Least squares with a weak pull to the last fit, which decides what the samples leave open. A
+  // term that comes out negative is fixed at zero, and the others are fitted anew.
+  std::array<bool, kTerms> zero{};
+  for (;;) {
+    std::array<std::array<double, kTerms + 1>, kTerms> rows{};
     for (size_t i = 0; i < kTerms; ++i) {
-      if (normal_[i][i] <= 0) continue;
-      double rest = right_[i];
-      for (size_t j = 0; j < kTerms; ++j) {
-        if (j != i) rest -= normal_[i][j] * coefficients_[j];
+      const double pull = kPull * normal_[i][i] + kTiny;
+      if (zero[i]) {
+        rows[i][i] = 1;
+        continue;
       }
-      coefficients_[i] = std::max(0.0, rest / normal_[i][i]);
+      for (size_t j = 0; j < kTerms; ++j) rows[i][j] = zero[j] ? 0 : normal_[i][j];
+      rows[i][i] += pull;
+      rows[i][kTerms] = right_[i] + pull * coefficients_[i];
     }
+    // Gauss-Jordan; the pull keeps every pivot positive.
+    for (size_t k = 0; k < kTerms; ++k) {
+      for (size_t i = 0; i < kTerms; ++i) {
+        if (i == k) continue;
+        const double factor = rows[i][k] / rows[k][k];
+        for (size_t j = k; j <= kTerms; ++j) rows[i][j] -= factor * rows[k][j];
+      }
+    }
+    Terms fitted;
+    size_t worst = 0;
+    for (size_t i = 0; i < kTerms; ++i) {
+      fitted[i] = rows[i][kTerms] / rows[i][i];
+      if (fitted[i] < fitted[worst]) worst = i;
+    }
+    if (fitted[worst] >= 0) {
+      coefficients_ = fitted;
+      return;
+    }
+    zero[worst] = true;
   }
 }
 

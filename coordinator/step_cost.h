@@ -25,7 +25,9 @@ struct StepShape {
 // `rows` consecutive rows of one sequence, the first of them at `position`.
 StepShape ShapeOf(int position, int rows, bool samples);
 
-// Pure. A fit of least relative squares with old samples fading, in constant time per sample.
+// Pure. A fit of least relative squares with old samples fading, in constant time per sample. Steps
+// that are all alike leave open what costs how much: that stays as it was, and at first rows are
+// thought to cost all of it.
 class StepCostModel {
  public:
   void Add(const StepShape& shape, double seconds);
@@ -39,6 +41,7 @@ class StepCostModel {
   static constexpr int kEnough = 8;
   using Terms = std::array<double, kTerms>;
   static Terms TermsOf(const StepShape& shape);
+  void Fit();
 
   std::array<Terms, kTerms> normal_{};  // sums of products of terms over seconds
   Terms right_{};

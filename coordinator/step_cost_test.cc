@@ -37,6 +37,12 @@ TEST(StepCostModel, IsRightForWhatItSawEvenWhenThatDecidesLittle) {
   EXPECT_NEAR(model.Predict(decodes), 3e-3, 1e-4);
 }
 
+TEST(StepCostModel, ThinksRowsDearUntilItSawDifferentSteps) {
+  StepCostModel model;
+  for (int i = 0; i < 50; ++i) model.Add({.rows = 8, .samples = 8, .reads = 800}, 1e-3);
+  EXPECT_GE(model.Predict({.rows = 16, .samples = 8, .reads = 900}), 1.5e-3);
+}
+
 TEST(StepCostModel, FollowsAStageThatBecomesSlower) {
   StepCostModel model;
   const StepShape decodes{.rows = 8, .samples = 8, .reads = 800};

@@ -43,9 +43,9 @@ DigestStage::DigestStage(SimDevice& device, const stage_worker::StageLimits& lim
       reads_(reads),
       cache_(static_cast<size_t>(limits.kv_blocks) * static_cast<size_t>(limits.kv_block_tokens)) {}
 
-absl::Status DigestStage::ReadActivation(absl::Span<const std::byte> rows) {
-  rows_.resize(rows.size() / sizeof(uint64_t));
-  std::memcpy(rows_.data(), rows.data(), rows_.size() * sizeof(uint64_t));
+absl::Status DigestStage::ReadActivation(kernels::Buffer rows) {
+  rows_.resize(rows.bytes / sizeof(uint64_t));
+  std::memcpy(rows_.data(), rows.address, rows_.size() * sizeof(uint64_t));
   return absl::OkStatus();
 }
 
@@ -64,7 +64,7 @@ uint64_t DigestStage::ReadContext(const stage_worker::StepSequence& sequence, in
 }
 
 absl::Status DigestStage::Run(const stage_worker::StepPlan& plan, std::vector<int32_t> marks,
-                              kernels::Buffer slot, stage_worker::StepOutput& output) {
+                              const transport::SendSlot& slot, stage_worker::StepOutput& output) {
   const auto rows = static_cast<size_t>(plan.rows());
   rows_.resize(rows);
   double reads = 0;
@@ -96,12 +96,12 @@ absl::Status DigestStage::Run(const stage_worker::StepPlan& plan, std::vector<in
 
   const std::string section = stage_worker::EncodeActivationSection(marks, kSimHidden);
   const size_t payload = section.size() + rows * sizeof(uint64_t);
-  if (payload > slot.bytes) {
+  if (payload > slot.memory.bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(rows, " rows do not fit a slot of ", slot.bytes, " bytes"));
+        absl::StrCat(rows, " rows do not fit a slot of ", slot.memory.bytes, " bytes"));
   }
-  std::memcpy(slot.address, section.data(), section.size());
-  std::memcpy(slot.address + section.size(), rows_.data(), rows * sizeof(uint64_t));
+  std::memcpy(slot.memory.address, section.data(), section.size());
+  std::memcpy(slot.memory.address + section.size(), rows_.data(), rows * sizeof(uint64_t));
   output.section_bytes = static_cast<uint32_t>(section.size());
   output.payload_bytes = static_cast<uint32_t>(payload);
   return absl::OkStatus();

@@ -33,9 +33,9 @@ class DigestStage final : public stage_worker::StepStage {
   DigestStage(SimDevice& device, const stage_worker::StageLimits& limits, const StageCost& cost,
               Reads reads);
 
-  absl::Status ReadActivation(absl::Span<const std::byte> rows) override;
+  absl::Status ReadActivation(kernels::Buffer rows) override;
   absl::Status Run(const stage_worker::StepPlan& plan, std::vector<int32_t> marks,
-                   kernels::Buffer slot, stage_worker::StepOutput& output) override;
+                   const transport::SendSlot& slot, stage_worker::StepOutput& output) override;
   uint32_t hidden() const override { return kSimHidden; }
 
  private:

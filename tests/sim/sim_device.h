@@ -36,6 +36,10 @@ class SimDevice final : public kernels::Device {
     std::memcpy(host, device.address, bytes);
     return absl::OkStatus();
   }
+  absl::Status Copy(kernels::Buffer from, kernels::Buffer to, size_t bytes) override {
+    std::memcpy(to.address, from.address, bytes);
+    return absl::OkStatus();
+  }
   void Submit(Work work, Done done) override {
     queue_.push_back({std::move(work), std::move(done)});
     if (!running_) Begin();

@@ -210,20 +210,21 @@ std::vector<double> Simulation::BusySeconds() const {
 }
 
 bool Simulation::Idle() {
-  if (next_request_ < requests_.size() || open_ > 0) return false;
   bool idle = false;
   engine_->GetLoads([&](v1::GetLoadsResponse loads) {
     idle = loads.running() == 0 && loads.queued() == 0 && loads.micro_batches_in_flight() == 0;
     report_.loads = std::move(loads);
   });
   loop_.RunPosted();
-  return idle;
+  return idle && next_request_ >= requests_.size() && open_ == 0;
 }
 
 SimReport Simulation::Run(std::vector<SimRequest> requests,
                           std::optional<std::pair<double, double>> window) {
   Start();
   origin_ = loop_.Now().since_start();
+  report_.rows = report_.steps = 0;  // without the test of the chain
+  plans_.clear();
   requests_ = std::move(requests);
   report_.outcomes.resize(requests_.size());
   sinks_.resize(requests_.size());
@@ -291,11 +292,12 @@ double Percentile(std::vector<double> values, double share) {
   return values[std::min(rank, values.size() - 1)];
 }
 
-std::vector<double> TokenGaps(const SimReport& report) {
+std::vector<double> TokenGaps(const SimReport& report, double begin, double end) {
   std::vector<double> gaps;
   for (const SimOutcome& outcome : report.outcomes) {
     for (const SimOutcome::Choice& choice : outcome.choices) {
       for (size_t i = 1; i < choice.times.size(); ++i) {
+        if (choice.times[i] < begin || choice.times[i] >= end) continue;
         gaps.push_back(choice.times[i] - choice.times[i - 1]);
       }
     }
@@ -303,9 +305,10 @@ std::vector<double> TokenGaps(const SimReport& report) {
   return gaps;
 }
 
-std::vector<double> FirstTokenTimes(const SimReport& report) {
+std::vector<double> FirstTokenTimes(const SimReport& report, double begin, double end) {
   std::vector<double> times;
   for (const SimOutcome& outcome : report.outcomes) {
+    if (outcome.submitted < begin || outcome.submitted >= end) continue;
     if (!outcome.choices.empty() && !outcome.choices[0].times.empty()) {
       times.push_back(outcome.choices[0].times[0] - outcome.submitted);
     }

@@ -129,8 +129,9 @@ std::vector<int32_t> RandomTokens(base::Random& random, int count);
 
 // The value below which `share` of the values lie; 0 without values. Sorts.
 double Percentile(std::vector<double> values, double share);
-// Seconds between a request's tokens, over all requests; to the first token likewise.
-std::vector<double> TokenGaps(const SimReport& report);
-std::vector<double> FirstTokenTimes(const SimReport& report);
+// Seconds between a request's tokens that came between `begin` and `end`, over all requests; and to
+// the first token of those that were asked for then.
+std::vector<double> TokenGaps(const SimReport& report, double begin, double end);
+std::vector<double> FirstTokenTimes(const SimReport& report, double begin, double end);
 
 }  // namespace layercake::sim

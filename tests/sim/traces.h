@@ -1,0 +1,33 @@
+// Loads for the simulator, each from a seed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/sim/simulation.h"
+
+namespace layercake::sim {
+
+// Stages like a GPU's: 4 ms for the weights, 40 us for a row, 2 ns for an entry that is read.
+SimOptions GpuChain(int stages);
+
+// `count` requests at once, prompts of 32 tokens, `tokens` of output each.
+std::vector<SimRequest> DecodeLoad(uint64_t seed, int count, int tokens);
+
+// Poisson arrivals for `seconds`; prompts of 32 to 8,000 tokens, log-uniform, outputs of 32 to 256.
+std::vector<SimRequest> MixedLoad(uint64_t seed, double requests_per_second, double seconds);
+
+// A chain and a load where everything is random: stages (1 to 8, unequal), hops, limits that are
+// tight, shared prefixes and continued conversations, several choices, cancels, slow readers,
+// priorities, clients.
+struct Swarm {
+  SimOptions options;
+  std::vector<SimRequest> requests;
+};
+Swarm MakeSwarm(uint64_t seed);
+
+// What is wrong with the outcome of a swarm's run; empty when nothing is.
+std::string FindFault(const Swarm& swarm, const SimReport& report);
+
+}  // namespace layercake::sim
