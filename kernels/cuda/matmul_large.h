@@ -31,7 +31,8 @@
 
 namespace layercake::kernels::cuda {
 
-// The most rows that are multiplied by units where a type can be.
+// The most rows that are multiplied by units where a type can be, and where the device has the
+// shared memory for it (compute capability 9.0; elsewhere panels take these rows too).
 inline constexpr int kMostUnitRows = 128;
 
 // Whether `rows` rows are faster here than in groups of kDecodeRows. False for F32, and for rows of
@@ -61,7 +62,8 @@ class LargeMatmul {
 
   // The products of the first `rows` rows of the operand, which holds LargeForms of their types.
   // Any rows >= 1. InvalidArgument for what LargePathPays never takes, or a quantised matrix larger
-  // than promised. Enqueues only; the first call of a shape asks the library for an algorithm.
+  // than promised. Enqueues only; the first call of a shape asks the library for an
+  // algorithm, which may load its code: make that call outside of a graph's capture.
   virtual absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                                 int rows) = 0;
 
