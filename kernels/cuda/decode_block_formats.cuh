@@ -144,27 +144,20 @@ struct BlockProduct {
                                                 const float (&total)[kTiles][2],
                                                 float (&sums)[kTiles][2]) {
     constexpr float kFactor = BlockCodes<kType>::kFactor;
-    uint32_t pair = 0;
-    uint32_t pair8 = 0;
+    [[maybe_unused]] MinimumSums<kTiles> minimum;
     if constexpr (kMinima) {
       // Minima of groups 2t and 2t + 1, f16 as in the file.
       const auto minima = at.unit + static_cast<uint32_t>(UnitFormatOf(kType).header[1] +
                                                           (at.lane >> 2) * 16 + (at.lane & 3) * 4);
-      pair = LoadShared4(minima);
-      pair8 = LoadShared4(minima + 8 * 16);
+      minimum.Multiply32(at, place, LoadShared4(minima), LoadShared4(minima + 8 * 16));
     }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const float scale = OperandScale(at, place, n);
-      float minimum[4] = {0, 0, 0, 0};
-      if constexpr (kMinima) {
-        const uint2 group_sums = OperandSums32(at, place, n);
-        MultiplyAddHalf(minimum, pair, pair8, pair, pair8, group_sums.x, group_sums.y);
-      }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float value = total[n][r] * kFactor;
-        if constexpr (kMinima) value = fmaf(minimum[2 * r], kHalfMinimumFactor, value);
+        if constexpr (kMinima) value = fmaf(minimum.value[n][r], kHalfMinimumFactor, value);
         sums[n][r] = fmaf(value, scale, sums[n][r]);
       }
     }

@@ -25,7 +25,10 @@ namespace layercake::kernels::cuda {
 template <int kTiles>
 struct OperandPlace {
   uint32_t quants[kTiles];
-  uint32_t sums[kTiles];   // of the lane's column of B
+  // For minima two n-tiles share one B of sums: column 2 m is token 4 n + m of the first tile,
+  // column 2 m + 1 the same of the second.
+  static constexpr int kPairs = (kTiles + 1) / 2;
+  uint32_t sums[kPairs];
   uint32_t scale[kTiles];  // of the lane's accumulators
 
   __device__ OperandPlace(int lane, int rows) {
@@ -35,8 +38,11 @@ struct OperandPlace {
       const auto column_row = static_cast<uint32_t>(min(4 * n + (lane >> 3), rows - 1));
       const auto own_row = static_cast<uint32_t>(min(4 * n + t, rows - 1));
       quants[n] = column_row * kBlock + static_cast<uint32_t>((lane & 7) * 16);
-      sums[n] = column_row * kBlock;
       scale[n] = own_row * kBlock + static_cast<uint32_t>(offsetof(FixedBlock, scale));
+    }
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int token = 8 * pair + (lane >> 3) + (lane & 4);
+      sums[pair] = static_cast<uint32_t>(min(token, rows - 1)) * kBlock;
     }
   }
 };
@@ -64,22 +70,61 @@ __device__ __forceinline__ float OperandScale(const UnitPair& at, const OperandP
   return __uint_as_float(LoadShared4(at.operand + place.scale[n]));
 }
 
-// Sums of groups of 32 and of 16. Columns 2m and 2m + 1 both have them; the even one's product
-// counts.
+// The sums of groups of 32 (x high, y low) and of 16 (x, y high, z, w low) for a pair of n-tiles.
 template <int kTiles>
 __device__ __forceinline__ uint2 OperandSums32(const UnitPair& at,
-                                               const OperandPlace<kTiles>& place, int n) {
-  return LoadShared8(at.operand + place.sums[n] +
+                                               const OperandPlace<kTiles>& place, int pair) {
+  return LoadShared8(at.operand + place.sums[pair] +
                      static_cast<uint32_t>(offsetof(FixedBlock, sums32)) +
                      static_cast<uint32_t>((at.lane & 3) * 8));
 }
 template <int kTiles>
 __device__ __forceinline__ uint4 OperandSums16(const UnitPair& at,
-                                               const OperandPlace<kTiles>& place, int n) {
-  return LoadShared16(at.operand + place.sums[n] +
+                                               const OperandPlace<kTiles>& place, int pair) {
+  return LoadShared16(at.operand + place.sums[pair] +
                       static_cast<uint32_t>(offsetof(FixedBlock, sums16)) +
                       static_cast<uint32_t>((at.lane & 3) * 16));
 }
+
+// Sums of minima times group sums: token 4 n + t, row g + 8 r.
+template <int kTiles>
+struct MinimumSums {
+  float value[kTiles][2];
+
+  // The accumulators of a pair of n-tiles.
+  __device__ __forceinline__ void Set(int pair, const float (&c)[4]) {
+    value[2 * pair][0] = c[0];
+    value[2 * pair][1] = c[2];
+    if (2 * pair + 1 < kTiles) {
+      value[2 * pair + 1][0] = c[1];
+      value[2 * pair + 1][1] = c[3];
+    }
+  }
+  // Minima of groups of 32, two halves of groups 2t and 2t + 1 for rows g and g + 8.
+  __device__ __forceinline__ void Multiply32(const UnitPair& at, const OperandPlace<kTiles>& place,
+                                             uint32_t minima, uint32_t minima8) {
+#pragma unroll
+    for (int pair = 0; pair < place.kPairs; ++pair) {
+      const uint2 sums = OperandSums32(at, place, pair);
+      float c[4] = {0, 0, 0, 0};
+      MultiplyAddHalf(c, minima, minima8, minima, minima8, sums.x, sums.y);
+      Set(pair, c);
+    }
+  }
+  // Minima of groups of 16: of groups 2t and 2t + 1 (first), 2t + 8 and 2t + 9 (second).
+  __device__ __forceinline__ void Multiply16(const UnitPair& at, const OperandPlace<kTiles>& place,
+                                             const uint32_t (&first)[2],
+                                             const uint32_t (&second)[2]) {
+#pragma unroll
+    for (int pair = 0; pair < place.kPairs; ++pair) {
+      const uint4 sums = OperandSums16(at, place, pair);
+      float c[4] = {0, 0, 0, 0};
+      MultiplyAddHalf(c, first[0], first[1], second[0], second[1], sums.x, sums.y);
+      MultiplyAddHalf(c, first[0], first[1], second[0], second[1], sums.z, sums.w);
+      Set(pair, c);
+    }
+  }
+};
 
 // Small integers as f16 subnormals (m * 2^-24) times sums / 64: the factor that undoes both.
 constexpr float kIntegerMinimumFactor = 1073741824.0f;  // 2^30

@@ -28,16 +28,6 @@ __device__ __forceinline__ int UnsignedByte(uint32_t word, int i) {
   return static_cast<int>((word >> (8 * i)) & 255u);
 }
 
-// sums32 times the minima of Q4_K and Q5_K, in the even columns' accumulators.
-template <int kTiles>
-__device__ __forceinline__ void MinimumSums(const UnitPair& at, const OperandPlace<kTiles>& place,
-                                            int n, uint32_t pair, uint32_t pair8,
-                                            float (&minimum)[4]) {
-  const uint2 sums = OperandSums32(at, place, n);
-  minimum[0] = minimum[1] = minimum[2] = minimum[3] = 0;
-  MultiplyAddHalf(minimum, pair, pair8, pair, pair8, sums.x, sums.y);
-}
-
 // Low nibbles as q, high nibbles as 16 q, in sums of their own. |sum| <= 4 * 32 * 240 * 128 * 63
 // < 2^28.
 template <>
@@ -70,12 +60,11 @@ struct UnitProduct<WeightType::kQ4_K> {
         high.Add(n, part, UnsignedByte(header.scale[1], jj), UnsignedByte(header8.scale[1], jj));
       }
     }
-    const uint32_t pair = header.MinimumPair(at.lane & 3);
-    const uint32_t pair8 = header8.MinimumPair(at.lane & 3);
+    MinimumSums<kTiles> minimum;
+    minimum.Multiply32(at, place, header.MinimumPair(at.lane & 3),
+                       header8.MinimumPair(at.lane & 3));
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      float minimum[4];
-      MinimumSums(at, place, n, pair, pair8, minimum);
       const float scale = OperandScale(at, place, n);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -84,8 +73,8 @@ struct UnitProduct<WeightType::kQ4_K> {
         // The sums of 16 q are multiples of 16.
         float value =
             Join(l[0] + (h[0] >> 4), l[1] + (h[1] >> 4)) * (r == 0 ? header.d : header8.d);
-        value =
-            fmaf(minimum[2 * r], r == 0 ? header.minimum_factor : header8.minimum_factor, value);
+        value = fmaf(minimum.value[n][r], r == 0 ? header.minimum_factor : header8.minimum_factor,
+                     value);
         sums[n][r] = fmaf(value, scale, sums[n][r]);
       }
     }
@@ -120,19 +109,18 @@ struct UnitProduct<WeightType::kQ5_K> {
         total.Add(n, part, UnsignedByte(header.scale[1], jj), UnsignedByte(header8.scale[1], jj));
       }
     }
-    const uint32_t pair = header.MinimumPair(at.lane & 3);
-    const uint32_t pair8 = header8.MinimumPair(at.lane & 3);
+    MinimumSums<kTiles> minimum;
+    minimum.Multiply32(at, place, header.MinimumPair(at.lane & 3),
+                       header8.MinimumPair(at.lane & 3));
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      float minimum[4];
-      MinimumSums(at, place, n, pair, pair8, minimum);
       const float scale = OperandScale(at, place, n);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int* s = total.value[n] + 2 * r;
         float value = Join(s[0], s[1]) * (0.125f * (r == 0 ? header.d : header8.d));
-        value =
-            fmaf(minimum[2 * r], r == 0 ? header.minimum_factor : header8.minimum_factor, value);
+        value = fmaf(minimum.value[n][r], r == 0 ? header.minimum_factor : header8.minimum_factor,
+                     value);
         sums[n][r] = fmaf(value, scale, sums[n][r]);
       }
     }
@@ -311,21 +299,17 @@ struct UnitProduct<WeightType::kQ2_K> {
     const uint32_t first[2] = {MinimumPair(scale, t, false), MinimumPair(scale8, t, false)};
     const uint32_t second[2] = {MinimumPair(scale, t, true), MinimumPair(scale8, t, true)};
     const auto head = at.unit + static_cast<uint32_t>(kFormat.header[1] + g * 4);
+    MinimumSums<kTiles> minimum;
+    minimum.Multiply16(at, place, first, second);
     const uint32_t heads[2] = {LoadShared4(head), LoadShared4(head + 8 * 4)};
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const uint4 group_sums = OperandSums16(at, place, n);
-      float minimum[4] = {0, 0, 0, 0};
-      MultiplyAddHalf(minimum, first[0], first[1], second[0], second[1], group_sums.x,
-                      group_sums.y);
-      MultiplyAddHalf(minimum, first[0], first[1], second[0], second[1], group_sums.z,
-                      group_sums.w);
       const float token_scale = OperandScale(at, place, n);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int* s = total.value[n] + 2 * r;
         float value = Join(s[0], s[1]) * (0.015625f * LowHalf(heads[r]));
-        value = fmaf(minimum[2 * r] * kIntegerMinimumFactor, -HighHalf(heads[r]), value);
+        value = fmaf(minimum.value[n][r] * kIntegerMinimumFactor, -HighHalf(heads[r]), value);
         sums[n][r] = fmaf(value, token_scale, sums[n][r]);
       }
     }
