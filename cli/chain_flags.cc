@@ -36,7 +36,9 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
              "(default cpu)");
   table.Text("--layers", &options->layers,
              "Layers of each stage, as in 0-9,10-29 (default: balanced by bytes)");
-  table.Choice("--transport", &options->transport, {"auto", "local", "pinned_host", "ucx"},
+  table.Choice("--transport", &options->transport,
+               {"auto", "local", "cuda_ipc", "pinned_host", "ucx", "require:cuda_ipc",
+                "require:pinned_host", "require:ucx"},
                "How activations travel between stages");
   table.Integer("--threads", &flags->threads, 0, 4096,
                 "Threads of each worker (default: the cores, shared out)");

@@ -49,7 +49,8 @@ void AddFlags(FlagTable& table, WorkerFlags* flags) {
              "An own copy of the model (default: the coordinator's path, or its bytes)");
   table.Text("--worker-id", &worker->worker_id, "Name in status and logs (default: host:pid)");
   table.List("--transports", &worker->transports, "Kinds that may be used");
-  table.Text("--socket-folder", &worker->socket_folder, "Of the sockets of pinned_host");
+  table.Text("--socket-folder", &worker->socket_folder,
+             "Of the sockets of pinned_host and cuda_ipc");
   table.Text("--ucx-tls", &worker->ucx_tls, "UCX's own choice of networks (UCX_TLS)");
   table.Text("--tls-certificate", &worker->tls.certificate,
              "PEM file; with --tls-key and --tls-authority: mutual TLS");

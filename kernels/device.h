@@ -54,6 +54,9 @@ class Device {
   // the host side may be reused, or holds the bytes. `bytes` fits both sides (callers check).
   virtual absl::Status CopyIn(const std::byte* host, Buffer device, size_t bytes) = 0;
   virtual absl::Status CopyOut(Buffer device, std::byte* host, size_t bytes) = 0;
+  // Between memory of this device and memory of it or of a peer (peer_memory.h), in the order of
+  // the work around it. Not waited for: Ops::Finish does.
+  virtual absl::Status Copy(Buffer from, Buffer to, size_t bytes) = 0;
 };
 
 // A Device on the host's cores: one thread that runs submitted work in order, and a pool of

@@ -63,9 +63,9 @@ absl::StatusOr<std::vector<int32_t>> MarksOf(const v1::ActivationHeader& section
 }  // namespace
 
 absl::StatusOr<std::vector<int32_t>> DecodeActivation(const transport::FrameHeader& header,
-                                                      absl::Span<const std::byte> payload,
-                                                      uint64_t step, int rows, uint32_t hidden,
-                                                      int stage) {
+                                                      absl::Span<const std::byte> section_bytes,
+                                                      size_t row_bytes, uint64_t step, int rows,
+                                                      uint32_t hidden, int stage) {
   if (header.kind != transport::FrameKind::kActivation) {
     return absl::FailedPreconditionError(
         absl::StrCat("frame of kind ", static_cast<int>(header.kind), " on the activation lane"));
@@ -74,14 +74,16 @@ absl::StatusOr<std::vector<int32_t>> DecodeActivation(const transport::FrameHead
     return absl::FailedPreconditionError(
         absl::StrCat("activation of step ", header.step, " came, expected step ", step));
   }
-  if (payload.size() != header.payload_bytes || header.section_bytes > payload.size()) {
-    return absl::DataLossError(absl::StrCat(
-        "activation of step ", step, ": payload of ", payload.size(), " bytes, header says ",
-        header.payload_bytes, " with a section of ", header.section_bytes));
+  if (section_bytes.size() != header.section_bytes ||
+      section_bytes.size() + row_bytes != header.payload_bytes) {
+    return absl::DataLossError(absl::StrCat("activation of step ", step, ": a section of ",
+                                            section_bytes.size(), " and rows of ", row_bytes,
+                                            " bytes, header says ", header.payload_bytes,
+                                            " with a section of ", header.section_bytes));
   }
   v1::ActivationHeader section;
   if (header.section_bytes > MaxActivationSectionBytes(rows) ||
-      !section.ParseFromArray(payload.data(), static_cast<int>(header.section_bytes))) {
+      !section.ParseFromArray(section_bytes.data(), static_cast<int>(header.section_bytes))) {
     return absl::DataLossError(absl::StrCat("activation of step ", step, ": section of ",
                                             header.section_bytes, " bytes cannot be read"));
   }
@@ -91,9 +93,8 @@ absl::StatusOr<std::vector<int32_t>> DecodeActivation(const transport::FrameHead
                      "), its plan says (", rows, ", ", hidden, ")"));
   }
   const uint64_t expected = uint64_t{section.rows()} * hidden * sizeof(float);
-  if (payload.size() - header.section_bytes != expected) {
-    return absl::DataLossError(absl::StrCat("activation of step ", step, ": ",
-                                            payload.size() - header.section_bytes,
+  if (row_bytes != expected) {
+    return absl::DataLossError(absl::StrCat("activation of step ", step, ": ", row_bytes,
                                             " bytes of rows, expected ", expected));
   }
   return MarksOf(section, rows, stage);

@@ -26,11 +26,12 @@ std::optional<uint32_t> MinActivationSlotBytes(int max_rows, uint32_t hidden);
 std::string EncodeActivationSection(absl::Span<const int32_t> non_finite, uint32_t hidden);
 
 // Checks a frame against the step it should belong to and gives the marks of its rows.
-// `payload` is the whole payload. FailedPrecondition: another step, kind, row count or width.
-// DataLoss: sizes that do not fit, a section that does not parse, marks out of range.
+// `section` is in host memory; the rows behind it are `row_bytes` long, wherever they lie.
+// FailedPrecondition: another step, kind, row count or width. DataLoss: sizes that do not fit, a
+// section that does not parse, marks out of range.
 absl::StatusOr<std::vector<int32_t>> DecodeActivation(const transport::FrameHeader& header,
-                                                      absl::Span<const std::byte> payload,
-                                                      uint64_t step, int rows, uint32_t hidden,
-                                                      int stage);
+                                                      absl::Span<const std::byte> section,
+                                                      size_t row_bytes, uint64_t step, int rows,
+                                                      uint32_t hidden, int stage);
 
 }  // namespace layercake::stage_worker

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 
@@ -28,16 +29,22 @@ Frame MakeFrame(const std::vector<int32_t>& marks, uint32_t hidden) {
   return frame;
 }
 
+absl::StatusOr<std::vector<int32_t>> Decode(const Frame& frame, int rows) {
+  const size_t section = std::min<size_t>(frame.header.section_bytes, frame.payload.size());
+  return DecodeActivation(frame.header, absl::MakeConstSpan(frame.payload).first(section),
+                          frame.payload.size() - section, 4, rows, 8, 2);
+}
+
 TEST(ActivationFrame, CarriesTheMarksOfItsRows) {
   const Frame frame = MakeFrame({kFinite, 0, kFinite, 1}, 8);
-  const auto marks = DecodeActivation(frame.header, frame.payload, 4, 4, 8, 2);
+  const auto marks = Decode(frame, 4);
   ASSERT_TRUE(marks.ok()) << marks.status();
   EXPECT_THAT(*marks, ElementsAre(kFinite, 0, kFinite, 1));
 }
 
 TEST(ActivationFrame, MayHaveNoRows) {
   const Frame frame = MakeFrame({}, 8);
-  const auto marks = DecodeActivation(frame.header, frame.payload, 4, 0, 8, 2);
+  const auto marks = Decode(frame, 0);
   ASSERT_TRUE(marks.ok()) << marks.status();
   EXPECT_TRUE(marks->empty());
 }
@@ -82,9 +89,9 @@ TEST(ActivationFrame, RefusesWhatIsNotTheStepsOwn) {
   for (const Case& test : cases) {
     SCOPED_TRACE(test.name);
     Frame frame = MakeFrame({0, 1}, 8);
-    ASSERT_TRUE(DecodeActivation(frame.header, frame.payload, 4, 2, 8, 2).ok());
+    ASSERT_TRUE(Decode(frame, 2).ok());
     test.change(frame);
-    EXPECT_EQ(DecodeActivation(frame.header, frame.payload, 4, 2, 8, 2).status().code(), test.code);
+    EXPECT_EQ(Decode(frame, 2).status().code(), test.code);
   }
 }
 

@@ -101,6 +101,10 @@ class NeighbourTest : public ::testing::Test {
   transport::LocalChannelFactory local_{hub_};
   transport::PinnedHostChannelFactory pinned_{
       {.socket_folder = folder_.path(), .register_host_memory = {}}};
+  transport::FakePeerMemory sending_memory_{"GPU-a"};
+  transport::FakePeerMemory receiving_memory_{"GPU-b"};
+  transport::CudaIpcChannelFactory sending_cuda_{sending_memory_, folder_.path()};
+  transport::CudaIpcChannelFactory receiving_cuda_{receiving_memory_, folder_.path()};
   BrokenFactory broken_local_{local_};
   BrokenFactory broken_pinned_{pinned_};
   std::vector<transport::ChannelFactory*> receiving_ = {&local_, &pinned_};
@@ -207,6 +211,52 @@ TEST_F(NeighbourTest, RefusesOffersThatAreNotForIt) {
           << test.name;
     }
   });
+}
+
+class CudaNeighbours : public NeighbourTest {
+ protected:
+  CudaNeighbours() {
+    facts_.on_cuda = true;
+    receiving_ = {&receiving_cuda_, &pinned_};
+    sending_ = {&sending_cuda_, &pinned_};
+  }
+};
+
+TEST_F(CudaNeighbours, ShareDeviceMemoryWhenItsCopiesAreProved) {
+  Connect("auto");
+  received_done_.WaitForNotification();
+  ASSERT_TRUE(sent_.ok()) << sent_.status();
+  EXPECT_EQ(sent_->kind(), "cuda_ipc");
+  EXPECT_EQ(received_->kind(), "cuda_ipc");
+  EXPECT_GT(sent_->gigabytes_per_second(), 0);
+}
+
+// CASES E4: the copies report success and bytes do not arrive.
+TEST_F(CudaNeighbours, GoThroughHostMemoryWhenACopyLies) {
+  sending_memory_.HarmCopy(3, transport::FakePeerMemory::CopyFault::kZero);
+  Connect("auto");
+  received_done_.WaitForNotification();
+  ASSERT_TRUE(sent_.ok()) << sent_.status();
+  EXPECT_EQ(sent_->kind(), "pinned_host");
+  EXPECT_THAT(sent_->reason(), HasSubstr("after cuda_ipc: "));
+  EXPECT_EQ(received_->kind(), "pinned_host");
+  EXPECT_EQ(receiving_memory_.blocks(), 0u);
+}
+
+TEST_F(CudaNeighbours, RefuseWhenDeviceMemoryIsRequiredAndACopyLies) {
+  sending_memory_.HarmCopy(3, transport::FakePeerMemory::CopyFault::kTruncate);
+  Connect("require:cuda_ipc");
+  received_done_.WaitForNotification();
+  EXPECT_FALSE(sent_.ok());
+  EXPECT_TRUE(absl::IsDataLoss(received_.status())) << received_.status();
+  EXPECT_THAT(received_.status().message(), HasSubstr("require:cuda_ipc"));
+}
+
+TEST_F(CudaNeighbours, MeetInHostMemoryWhenOneIsOnACpu) {
+  receiving_ = {&pinned_};
+  Connect("auto");
+  ASSERT_TRUE(sent_.ok()) << sent_.status();
+  EXPECT_EQ(sent_->kind(), "pinned_host");
 }
 
 TEST(Endpoint, SurvivesTheWire) {

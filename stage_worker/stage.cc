@@ -15,6 +15,10 @@ namespace {
 
 constexpr int kMaxLogitRows = 64;
 
+bool OnDevice(const kernels::Buffer& buffer) {
+  return buffer.space == kernels::MemorySpace::kDevice;
+}
+
 bool IsFinite(const v1::SequenceResult& result) { return !result.has_non_finite_stage(); }
 
 void FillLogprob(const kernels::SampleResult& sampled, v1::TokenLogprob& logprob) {
@@ -95,13 +99,14 @@ kernels::Buffer Stage::Rows(const kernels::Buffer& buffer, int rows, uint64_t wi
   return {buffer.address, static_cast<size_t>(rows) * width * sizeof(float), buffer.space};
 }
 
-absl::Status Stage::ReadActivation(absl::Span<const std::byte> rows) {
-  if (rows.empty()) return absl::OkStatus();
-  return device_.CopyIn(rows.data(), x_, rows.size());
+absl::Status Stage::ReadActivation(kernels::Buffer rows) {
+  if (rows.bytes == 0) return absl::OkStatus();
+  if (OnDevice(rows)) return device_.Copy(rows, x_, rows.bytes);
+  return device_.CopyIn(rows.address, x_, rows.bytes);
 }
 
-absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks, kernels::Buffer slot,
-                        StepOutput& output) {
+absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks,
+                        const transport::SendSlot& slot, StepOutput& output) {
   const absl::Span<uint8_t> found = absl::MakeSpan(non_finite_).subspan(0, marks.size());
   if (plan.rows() > 0) {
     LC_RETURN_IF_ERROR(RunLayers(plan));
@@ -111,10 +116,13 @@ absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks, kernel
   if (limits_.last()) return Sample(plan, marks, found, output);
   // Copied before anyone knows what was found, so that the device is waited for once: rows that
   // just went bad are rare, and their marks make the section longer.
-  LC_RETURN_IF_ERROR(WriteActivation(marks, slot, output));
+  LC_RETURN_IF_ERROR(WriteSection(marks, slot, output));
+  LC_RETURN_IF_ERROR(WriteRows(slot, output));
   LC_RETURN_IF_ERROR(ops_.Finish());
   if (!AddMarks(found, marks)) return absl::OkStatus();
-  return WriteActivation(marks, slot, output);
+  LC_RETURN_IF_ERROR(WriteSection(marks, slot, output));
+  // The rows follow the longer section; those in a device slot stand apart from it.
+  return OnDevice(slot.memory) ? absl::OkStatus() : WriteRows(slot, output);
 }
 
 bool Stage::AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& marks) const {
@@ -157,19 +165,27 @@ absl::Status Stage::RunLayers(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-absl::Status Stage::WriteActivation(absl::Span<const int32_t> marks, kernels::Buffer slot,
-                                    StepOutput& output) {
+absl::Status Stage::WriteSection(absl::Span<const int32_t> marks, const transport::SendSlot& slot,
+                                 StepOutput& output) {
   const std::string section = EncodeActivationSection(marks, config_.hidden_size);
   const size_t bytes = marks.size() * config_.hidden_size * sizeof(float);
-  if (section.size() + bytes > slot.bytes) {
+  const kernels::Buffer& to = OnDevice(slot.memory) ? slot.section : slot.memory;
+  if (section.size() + bytes > slot.memory.bytes || section.size() > to.bytes) {
     return absl::InternalError(absl::StrCat("an activation of ", section.size(), " + ", bytes,
-                                            " bytes does not fit its slot of ", slot.bytes));
+                                            " bytes does not fit its slot of ", slot.memory.bytes,
+                                            ", ", to.bytes, " of them for the section"));
   }
-  std::memcpy(slot.address, section.data(), section.size());
-  if (bytes > 0) LC_RETURN_IF_ERROR(device_.CopyOut(x_, slot.address + section.size(), bytes));
+  std::memcpy(to.address, section.data(), section.size());
   output.section_bytes = static_cast<uint32_t>(section.size());
   output.payload_bytes = static_cast<uint32_t>(section.size() + bytes);
   return absl::OkStatus();
+}
+
+absl::Status Stage::WriteRows(const transport::SendSlot& slot, const StepOutput& output) {
+  const size_t bytes = output.payload_bytes - output.section_bytes;
+  if (bytes == 0) return absl::OkStatus();
+  if (OnDevice(slot.memory)) return device_.Copy(x_, slot.memory, bytes);
+  return device_.CopyOut(x_, slot.memory.address + output.section_bytes, bytes);
 }
 
 absl::Status Stage::Sample(const StepPlan& plan, std::vector<int32_t> marks,

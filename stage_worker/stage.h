@@ -35,9 +35,9 @@ class Stage final : public StepStage {
                                                        const StageLimits& limits,
                                                        kernels::KvType kv_type);
 
-  absl::Status ReadActivation(absl::Span<const std::byte> rows) override;
-  absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks, kernels::Buffer slot,
-                   StepOutput& output) override;
+  absl::Status ReadActivation(kernels::Buffer rows) override;
+  absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks,
+                   const transport::SendSlot& slot, StepOutput& output) override;
   uint32_t hidden() const override { return config_.hidden_size; }
 
   uint64_t weight_bytes() const { return weights_.weight_bytes; }
@@ -68,8 +68,10 @@ class Stage final : public StepStage {
   absl::Status RunLayers(const StepPlan& plan);
   // Marks rows that this stage found non-finite first; true when there are any.
   bool AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& marks) const;
-  absl::Status WriteActivation(absl::Span<const int32_t> marks, kernels::Buffer slot,
-                               StepOutput& output);
+  // The two parts of an activation frame: its section first.
+  absl::Status WriteSection(absl::Span<const int32_t> marks, const transport::SendSlot& slot,
+                            StepOutput& output);
+  absl::Status WriteRows(const transport::SendSlot& slot, const StepOutput& output);
   absl::Status Sample(const StepPlan& plan, std::vector<int32_t> marks,
                       absl::Span<const uint8_t> found, StepOutput& output);
   static void ApplyMarks(const StepPlan& plan, absl::Span<const int32_t> marks,

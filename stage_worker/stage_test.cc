@@ -38,6 +38,7 @@ class Chain {
       limits_.push_back(LimitsForModel(assignment, model.config()).value());
       stages_.push_back(MakeStage(model, assignment, *device_, *ops_, mapped));
       slots_.emplace_back(assignment.ring().activation_slot_bytes());
+      sections_.emplace_back(MaxActivationSectionBytes(limits_.back().max_rows));
     }
     tables_.resize(stages_.size());
   }
@@ -46,6 +47,9 @@ class Chain {
     ops_.reset();
     device_.reset();
   }
+
+  // Slots look like a device's, whose memory is the host's here.
+  bool device_slots = false;
 
   v1::MicroBatchPlan NextPlan() {
     v1::MicroBatchPlan plan;
@@ -71,18 +75,29 @@ class Chain {
           header.step = step.step;
           header.section_bytes = before.section_bytes;
           header.payload_bytes = before.payload_bytes;
-          const auto payload = absl::MakeConstSpan(slots_[s - 1]).subspan(0, before.payload_bytes);
-          auto decoded = DecodeActivation(header, payload, step.step, step.rows(), hidden,
-                                          static_cast<int>(s));
+          transport::ReceivedFrame frame;
+          frame.header = header;
+          frame.payload = {slots_[s - 1].data(), before.payload_bytes};
+          if (device_slots) {
+            frame.payload.bytes -= before.section_bytes;
+            frame.payload.space = kernels::MemorySpace::kDevice;
+            frame.section = {sections_[s - 1].data(), before.section_bytes};
+          }
+          const kernels::Buffer section = frame.sections();
+          auto decoded = DecodeActivation(
+              header, absl::MakeConstSpan(section.address, section.bytes), frame.body().bytes,
+              step.step, step.rows(), hidden, static_cast<int>(s));
           if (!decoded.ok()) return decoded.status();
           marks = *std::move(decoded);
-          const absl::Status read =
-              stages_[s]->ReadActivation(payload.subspan(before.section_bytes));
+          const absl::Status read = stages_[s]->ReadActivation(frame.body());
           if (!read.ok()) return read;
         }
-        const kernels::Buffer slot = s + 1 < stages_.size()
-                                         ? kernels::Buffer{slots_[s].data(), slots_[s].size()}
-                                         : kernels::Buffer{};
+        transport::SendSlot slot;
+        if (s + 1 < stages_.size()) slot.memory = {slots_[s].data(), slots_[s].size()};
+        if (device_slots) {
+          slot.memory.space = kernels::MemorySpace::kDevice;
+          slot.section = {sections_[s].data(), sections_[s].size()};
+        }
         return stages_[s]->Run(step, marks, slot, output);
       });
     }
@@ -112,6 +127,7 @@ class Chain {
   std::vector<StageLimits> limits_;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::vector<std::vector<std::byte>> slots_;
+  std::vector<std::vector<std::byte>> sections_;  // of device slots
   std::vector<SequenceTable> tables_;
   uint64_t step_ = 0;
 };
@@ -319,21 +335,24 @@ TEST(Stage, NamesTheFirstStageThatSawANonFiniteRow) {
 TEST(Stage, EndsOnlyTheSequenceThatIsNonFinite) {
   // Token 0's embedding alone is spoiled.
   const TinyModel model = Poisoned("token_embd.weight");
-  Chain chain(model, 2);
-  v1::MicroBatchPlan plan = chain.NextPlan();
-  *plan.add_begins() = BeginOf(1, 2);
-  *plan.add_begins() = BeginOf(2, 2);
-  *plan.add_rows() = RowsOf(1, {5, 0}, 0, 2, true);
-  *plan.add_rows() = RowsOf(2, {5, 6}, 0, 2, true);
-  plan.mutable_rows(0)->add_blocks(0);
-  plan.mutable_rows(1)->add_blocks(1);
-  const std::vector<v1::SequenceResult> results = chain.Run(plan);
-  ASSERT_EQ(results.size(), 2u);
-  EXPECT_EQ(results[0].non_finite_stage(), 0);
-  EXPECT_TRUE(results[0].has_non_finite_stage());
-  EXPECT_TRUE(results[0].tokens().empty());
-  EXPECT_FALSE(results[1].has_non_finite_stage());
-  EXPECT_EQ(results[1].tokens_size(), 1);
+  for (const bool device_slots : {false, true}) {
+    Chain chain(model, 2);
+    chain.device_slots = device_slots;
+    v1::MicroBatchPlan plan = chain.NextPlan();
+    *plan.add_begins() = BeginOf(1, 2);
+    *plan.add_begins() = BeginOf(2, 2);
+    *plan.add_rows() = RowsOf(1, {5, 0}, 0, 2, true);
+    *plan.add_rows() = RowsOf(2, {5, 6}, 0, 2, true);
+    plan.mutable_rows(0)->add_blocks(0);
+    plan.mutable_rows(1)->add_blocks(1);
+    const std::vector<v1::SequenceResult> results = chain.Run(plan);
+    ASSERT_EQ(results.size(), 2u);
+    EXPECT_EQ(results[0].non_finite_stage(), 0);
+    EXPECT_TRUE(results[0].has_non_finite_stage());
+    EXPECT_TRUE(results[0].tokens().empty());
+    EXPECT_FALSE(results[1].has_non_finite_stage());
+    EXPECT_EQ(results[1].tokens_size(), 1);
+  }
 }
 
 TEST(FetchTensors, CountsToTheEndAndStopsWhenTold) {

@@ -187,8 +187,9 @@ absl::StatusOr<bool> StepLoop::PrepareStep(Step& step) {
     LC_ASSIGN_OR_RETURN(step.activation, upstream_->Poll(Lane::kActivation));
     if (!step.activation.has_value()) return false;
     const transport::ReceivedFrame& frame = *step.activation;
+    const kernels::Buffer section = frame.sections();
     absl::StatusOr<std::vector<int32_t>> marks = DecodeActivation(
-        frame.header, absl::MakeConstSpan(frame.payload.address, frame.payload.bytes),
+        frame.header, absl::MakeConstSpan(section.address, section.bytes), frame.body().bytes,
         step.plan.step, step.plan.rows(), stage_.hidden(), options_.limits.stage);
     if (!marks.ok()) {
       return Annotated(marks.status(), absl::StrCat("from ", options_.upstream_peer));
@@ -212,27 +213,25 @@ void StepLoop::Submit(const std::shared_ptr<Step>& step) {
   step->submitted = clock_.Now();
   if (step->activation.has_value()) {
     ++submitted_;
-    device_.Submit(
-        [stage, step] {
-          const transport::ReceivedFrame& frame = *step->activation;
-          return stage->ReadActivation(
-              absl::MakeConstSpan(frame.payload.address, frame.payload.bytes)
-                  .subspan(frame.header.section_bytes));
-        },
-        [this, step, alive = alive_](absl::Status status) {
-          if (*alive) OnActivationRead(step, status);
-        });
+    device_.Submit([stage, step] { return stage->ReadActivation(step->activation->body()); },
+                   [this, step, alive = alive_](absl::Status status) {
+                     if (*alive) OnActivationRead(step, status);
+                   });
   }
   ++submitted_;
   device_.Submit(
       [stage, step] {
-        const kernels::Buffer slot =
-            step->slot.has_value() ? step->slot->memory : kernels::Buffer{};
+        const transport::SendSlot slot = step->slot.value_or(transport::SendSlot{});
         return stage->Run(step->plan, step->marks, slot, step->output);
       },
       [this, step, alive = alive_](absl::Status status) {
         if (*alive) OnStepDone(step, status);
       });
+}
+
+bool StepLoop::InDeviceSlot(const Step& step) {
+  return step.activation.has_value() &&
+         step.activation->payload.space == kernels::MemorySpace::kDevice;
 }
 
 bool StepLoop::TakeCompletion() {
@@ -245,8 +244,11 @@ bool StepLoop::TakeCompletion() {
 void StepLoop::OnActivationRead(const std::shared_ptr<Step>& step, const absl::Status& status) {
   if (!TakeCompletion()) return;
   absl::Status released = status;
-  // Copied in: the slot's credit goes back while the step computes.
-  if (released.ok()) released = upstream_->Release(Lane::kActivation, step->activation->slot);
+  // Copied in: the slot's credit goes back while the step computes. A copy from a device slot has
+  // only begun.
+  if (released.ok() && !InDeviceSlot(*step)) {
+    released = upstream_->Release(Lane::kActivation, step->activation->slot);
+  }
   if (!released.ok()) Fail(std::move(released));
 }
 
@@ -257,7 +259,11 @@ void StepLoop::OnStepDone(const std::shared_ptr<Step>& step, const absl::Status&
   counters_.set_steps_done(counters_.steps_done() + 1);
   CountTime(*step);
   Progress();
-  absl::Status finished = status.ok() ? FinishStep(*step) : status;
+  absl::Status finished = status;
+  if (finished.ok() && InDeviceSlot(*step)) {
+    finished = upstream_->Release(Lane::kActivation, step->activation->slot);
+  }
+  if (finished.ok()) finished = FinishStep(*step);
   if (!finished.ok()) {
     Fail(Annotated(finished, absl::StrCat("step ", step->plan.step)));
     return;

@@ -113,6 +113,7 @@ class StepLoop {
   void OnStepDone(const std::shared_ptr<Step>& step, const absl::Status& status);
   absl::Status FinishStep(Step& step);
   void CountTime(const Step& step);
+  static bool InDeviceSlot(const Step& step);
 
   // False when the loop has ended and nothing more may be made of a completion.
   bool TakeCompletion();

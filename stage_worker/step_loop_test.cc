@@ -211,6 +211,40 @@ TEST_F(StepLoopTest, GivesTheUpstreamSlotBackBeforeTheStepIsComputed) {
   EXPECT_EQ(results_.size(), 1u);
 }
 
+// The copy out of a device slot has only begun when ReadActivation returns.
+TEST_F(StepLoopTest, KeepsAnUpstreamDeviceSlotUntilTheStepIsComputed) {
+  Build(2);
+  ring(0).device_slots = true;
+  part(0).loop->OnPlan(Prompt(1, 1));
+  Look();
+  while (part(0).device->RunOne()) {
+  }
+  Look();
+  ASSERT_TRUE(part(1).device->RunOne());
+  Look();
+  EXPECT_EQ(ring(0).lane(Lane::kActivation).released, 0u);
+  ASSERT_TRUE(part(1).device->RunOne());
+  Look();
+  EXPECT_EQ(ring(0).lane(Lane::kActivation).released, 1u);
+  EXPECT_EQ(results_.size(), 1u);
+}
+
+TEST_F(StepLoopTest, AnswersTheSameThroughDeviceSlots) {
+  std::vector<std::string> answers;
+  for (const bool device_slots : {false, true}) {
+    Build(3);
+    for (int i = 0; i < 2; ++i) ring(i).device_slots = device_slots;
+    for (uint64_t step = 1; step <= 4; ++step) part(0).loop->OnPlan(Prompt(step, step));
+    RunAll();
+    ASSERT_EQ(results_.size(), 4u);
+    for (const v1::StepResult& result : results_) answers.push_back(result.SerializeAsString());
+    TearDown();
+    links_.clear();
+    results_.clear();
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(answers[i], answers[4 + i]) << i;
+}
+
 TEST_F(StepLoopTest, KeepsTheDeviceSuppliedWithTheNextStep) {
   Build(1);
   for (uint64_t step = 1; step <= 4; ++step) part(0).loop->OnPlan(Prompt(step, step));

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
 #include "kernels/device.h"
 #include "layercake/v1/control.pb.h"
 #include "stage_worker/plan_check.h"
+#include "transport/channel.h"
 
 namespace layercake::stage_worker {
 
@@ -31,13 +31,14 @@ class StepStage {
   virtual ~StepStage() = default;
 
   // Stages after the first, before Run of the same step: takes the rows of the upstream slot,
-  // (rows, hidden) float32. Afterwards the slot is free.
-  virtual absl::Status ReadActivation(absl::Span<const std::byte> rows) = 0;
+  // (rows, hidden) float32. Afterwards a slot in host memory is free; one in device memory is when
+  // Run has ended.
+  virtual absl::Status ReadActivation(kernels::Buffer rows) = 0;
 
   // Computes a step. `marks` (rows): the first stage that saw each row non-finite, or kFinite.
-  // `slot`: where the activation frame goes; empty on the last stage.
-  virtual absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks, kernels::Buffer slot,
-                           StepOutput& output) = 0;
+  // `slot`: where the activation frame goes; empty on the last stage. On return all of it is there.
+  virtual absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks,
+                           const transport::SendSlot& slot, StepOutput& output) = 0;
 
   virtual uint32_t hidden() const = 0;
 };

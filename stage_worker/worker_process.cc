@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "kernels/cuda_backend.h"
+#include "kernels/cuda_peer_memory.h"
 #include "kernels/device.h"
 #include "kernels/device_choice.h"
 #include "kernels/ops.h"
@@ -28,6 +29,7 @@
 #include "stage_worker/model_provider.h"
 #include "stage_worker/remote_model_source.h"
 #include "stage_worker/worker.h"
+#include "transport/cuda_ipc_channel.h"
 #include "transport/host_identity.h"
 #include "transport/pinned_host_channel.h"
 #include "transport/ucx_channel.h"
@@ -87,6 +89,7 @@ class WorkerProcess {
   absl::Status WatchSignals();
   absl::Status WatchParent();
   absl::Status MakeFactories(transport::EndpointFacts& facts);
+  transport::RegisterHostMemory MakePinning() const;
   absl::Status MakeWorker();
   void OnSignal();
   void OnParentPipe();
@@ -97,6 +100,7 @@ class WorkerProcess {
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<kernels::Device> device_;
   std::unique_ptr<kernels::Ops> ops_;
+  std::unique_ptr<kernels::PeerMemory> peer_memory_;  // of a CUDA device
   uint64_t device_memory_bytes_ = 0;
   std::unique_ptr<transport::UcxWorker> ucx_;
   std::vector<std::unique_ptr<transport::ChannelFactory>> factories_;
@@ -133,6 +137,7 @@ absl::Status WorkerProcess::MakeDevice() {
       kernels::ChooseCudaDevice(options_.device, options_.preferred_stage.value_or(0), *devices));
   LC_ASSIGN_OR_RETURN(device_, kernels::CreateCudaDevice(facts, *loop_));
   LC_ASSIGN_OR_RETURN(ops_, kernels::CreateCudaOps(*device_));
+  LC_ASSIGN_OR_RETURN(peer_memory_, kernels::CreateCudaPeerMemory(facts));
   device_memory_bytes_ = facts.total_bytes;
   LC_ASSIGN_OR_RETURN(const uint64_t free_bytes, kernels::FreeCudaBytes(*device_));
   spdlog::info("device {}: {} ({}), compute capability {}.{}, {} of {} MiB free", options_.device,
@@ -169,6 +174,16 @@ absl::Status WorkerProcess::WatchParent() {
   return loop_->Watch(options_.parent_pipe_fd, [this] { OnParentPipe(); });
 }
 
+transport::RegisterHostMemory WorkerProcess::MakePinning() const {
+  if (peer_memory_ == nullptr) return {};
+  return [memory = peer_memory_.get()](absl::Span<std::byte> pages) -> absl::StatusOr<base::Task> {
+    absl::StatusOr<base::Task> undo = memory->PinHost(pages);
+    if (undo.ok()) return undo;
+    spdlog::warn("long activations will be copied slowly: {}", undo.status().ToString());
+    return base::Task();
+  };
+}
+
 absl::Status WorkerProcess::MakeFactories(transport::EndpointFacts& facts) {
   const auto wanted = [this](transport::TransportKind kind) {
     const absl::string_view name = transport::TransportKindName(kind);
@@ -177,17 +192,25 @@ absl::Status WorkerProcess::MakeFactories(transport::EndpointFacts& facts) {
   };
   LC_ASSIGN_OR_RETURN(facts.host, transport::ReadHostIdentity());
   facts.has_ucx = false;
-  if (wanted(transport::TransportKind::kPinnedHost)) {
-    transport::PinnedHostOptions pinned;
-    pinned.socket_folder =
+  const bool device_slots = wanted(transport::TransportKind::kCudaIpc) && peer_memory_ != nullptr;
+  if (device_slots || wanted(transport::TransportKind::kPinnedHost)) {
+    const std::string folder =
         options_.socket_folder.empty() ? transport::DefaultSocketFolder() : options_.socket_folder;
-    const absl::StatusOr<std::string> scope = transport::ReadSocketScope(pinned.socket_folder);
-    if (scope.ok()) {
-      facts.socket_scope = *scope;
+    const absl::StatusOr<std::string> scope = transport::ReadSocketScope(folder);
+    facts.on_cuda = scope.ok() && device_slots;
+    if (facts.on_cuda) {
       factories_.push_back(
-          std::make_unique<transport::PinnedHostChannelFactory>(std::move(pinned)));
+          std::make_unique<transport::CudaIpcChannelFactory>(*peer_memory_, folder));
+    }
+    if (!scope.ok()) {
+      spdlog::warn("no channels in shared memory: {}", scope.status().ToString());
     } else {
-      spdlog::warn("no pinned_host channels: {}", scope.status().ToString());
+      facts.socket_scope = *scope;
+      if (wanted(transport::TransportKind::kPinnedHost)) {
+        factories_.push_back(
+            std::make_unique<transport::PinnedHostChannelFactory>(transport::PinnedHostOptions{
+                .socket_folder = folder, .register_host_memory = MakePinning()}));
+      }
     }
   }
   if (wanted(transport::TransportKind::kUcx)) {
@@ -196,7 +219,7 @@ absl::Status WorkerProcess::MakeFactories(transport::EndpointFacts& facts) {
     if (ucx.ok()) {
       ucx_ = *std::move(ucx);
       facts.has_ucx = true;
-      factories_.push_back(std::make_unique<transport::UcxChannelFactory>(*ucx_));
+      factories_.push_back(std::make_unique<transport::UcxChannelFactory>(*ucx_, MakePinning()));
     } else {
       spdlog::warn("no ucx channels: {}", ucx.status().ToString());
     }

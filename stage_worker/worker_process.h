@@ -18,7 +18,7 @@ struct WorkerProcessOptions {
                                // it is the same file here, else its bytes over the wire
   std::string worker_id;       // empty: "host:pid"
   std::optional<int> preferred_stage;
-  std::vector<std::string> transports = {"pinned_host", "ucx"};  // kinds that may be used
+  std::vector<std::string> transports = {"cuda_ipc", "pinned_host", "ucx"};  // that may be used
   std::string socket_folder;    // of pinned_host; empty: DefaultSocketFolder()
   std::string ucx_tls = "all";  // UCX's own names
   TlsFiles tls;                 // empty: no TLS

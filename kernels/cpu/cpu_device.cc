@@ -43,6 +43,11 @@ absl::Status CpuDevice::CopyOut(Buffer device, std::byte* host, size_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status CpuDevice::Copy(Buffer from, Buffer to, size_t bytes) {
+  if (bytes > 0) std::memcpy(to.address, from.address, bytes);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options,
                                                         base::Executor& on_done) {
   if (options.threads < 1 || options.threads > ThreadPool::kMaxThreads) {

@@ -21,6 +21,7 @@ class CpuDevice final : public Device {
   void Submit(Work work, Done done) override;
   absl::Status CopyIn(const std::byte* host, Buffer device, size_t bytes) override;
   absl::Status CopyOut(Buffer device, std::byte* host, size_t bytes) override;
+  absl::Status Copy(Buffer from, Buffer to, size_t bytes) override;
 
   // For CpuOps, inside submitted work.
   ThreadPool& pool() { return pool_; }

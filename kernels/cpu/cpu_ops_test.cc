@@ -130,6 +130,7 @@ TEST(CpuOps, NeedACpuDevice) {
     void Submit(Work, Done) override {}
     absl::Status CopyIn(const std::byte*, Buffer, size_t) override { return absl::OkStatus(); }
     absl::Status CopyOut(Buffer, std::byte*, size_t) override { return absl::OkStatus(); }
+    absl::Status Copy(Buffer, Buffer, size_t) override { return absl::OkStatus(); }
   } other;
   EXPECT_EQ(CreateCpuOps(other).status().code(), absl::StatusCode::kInvalidArgument);
 }

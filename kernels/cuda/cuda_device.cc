@@ -156,6 +156,14 @@ absl::Status CudaDevice::CopyOut(Buffer device, std::byte* host, size_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status CudaDevice::Copy(Buffer from, Buffer to, size_t bytes) {
+  LC_RETURN_IF_ERROR(BeforeCopy());
+  if (bytes == 0) return absl::OkStatus();
+  return CudaStatus(
+      cudaMemcpyAsync(to.address, from.address, bytes, cudaMemcpyDefault, context_.stream),
+      absl::StrCat(name_, ": copy ", bytes, " bytes on the device or to a peer"));
+}
+
 absl::StatusOr<uint64_t> CudaDevice::FreeBytes() const {
   LC_RETURN_IF_ERROR(MakeCurrent());
   size_t free_bytes = 0;

@@ -28,6 +28,7 @@ class CudaDevice final : public Device {
   void Submit(Work work, Done done) override;
   absl::Status CopyIn(const std::byte* host, Buffer device, size_t bytes) override;
   absl::Status CopyOut(Buffer device, std::byte* host, size_t bytes) override;
+  absl::Status Copy(Buffer from, Buffer to, size_t bytes) override;
 
   const Context& context() const { return context_; }
   // Makes this device the calling thread's current one.

@@ -17,6 +17,7 @@ namespace layercake::stage_worker::testing {
 struct FakeRing {
   struct LaneState {
     std::vector<std::vector<std::byte>> slots;
+    std::vector<std::vector<std::byte>> sections;  // of device slots
     std::deque<uint32_t> free;
     std::deque<transport::ReceivedFrame> sent;
     std::deque<transport::ReceivedFrame> arrived;
@@ -25,6 +26,8 @@ struct FakeRing {
   };
   std::array<LaneState, transport::kLaneCount> lanes;
   absl::Status status;
+  // Activation slots look like a device's (to a device whose memory is the host's).
+  bool device_slots = false;
   bool hold = false;  // frames stay in `sent` until the test delivers them
 
   FakeRing(uint32_t plan_slots, uint32_t plan_bytes, uint32_t activation_slots,
@@ -42,6 +45,7 @@ struct FakeRing {
   static void Fill(LaneState& state, uint32_t count, uint32_t bytes) {
     for (uint32_t i = 0; i < count; ++i) {
       state.slots.emplace_back(bytes);
+      state.sections.emplace_back(bytes);
       state.free.push_back(i);
     }
   }
@@ -59,9 +63,14 @@ class FakeSender final : public transport::ChannelSender {
     if (state.free.empty()) return std::optional<transport::SendSlot>();
     const uint32_t index = state.free.front();
     state.free.pop_front();
-    return transport::SendSlot{.lane = lane,
-                               .index = index,
-                               .memory = {state.slots[index].data(), state.slots[index].size()}};
+    transport::SendSlot slot{.lane = lane,
+                             .index = index,
+                             .memory = {state.slots[index].data(), state.slots[index].size()}};
+    if (ring_.device_slots && lane == transport::Lane::kActivation) {
+      slot.memory.space = kernels::MemorySpace::kDevice;
+      slot.section = {state.sections[index].data(), state.sections[index].size()};
+    }
+    return slot;
   }
   absl::Status Commit(const transport::SendSlot& slot,
                       const transport::OutgoingFrame& frame) override {
@@ -74,7 +83,11 @@ class FakeSender final : public transport::ChannelSender {
     received.header.section_bytes = frame.section_bytes;
     received.header.payload_bytes = frame.payload_bytes;
     received.slot = slot.index;
-    received.payload = {slot.memory.address, frame.payload_bytes};
+    received.payload = {slot.memory.address, frame.payload_bytes, slot.memory.space};
+    if (slot.memory.space == kernels::MemorySpace::kDevice) {
+      received.payload.bytes -= frame.section_bytes;
+      received.section = {slot.section.address, frame.section_bytes};
+    }
     state.sent.push_back(received);
     if (!ring_.hold) ring_.Deliver(slot.lane);
     return absl::OkStatus();

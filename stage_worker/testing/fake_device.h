@@ -31,6 +31,9 @@ class FakeDevice final : public kernels::Device {
   absl::Status CopyOut(kernels::Buffer device, std::byte* host, size_t bytes) override {
     return memory_.CopyOut(device, host, bytes);
   }
+  absl::Status Copy(kernels::Buffer from, kernels::Buffer to, size_t bytes) override {
+    return memory_.Copy(from, to, bytes);
+  }
 
   // Runs the first piece of work and posts its completion; false when there is none.
   bool RunOne() {

@@ -1,0 +1,109 @@
+// One hop there and one back between two processes, each with its device (the first and the last,
+// or one for both): from device memory to device memory, every copy and wake-up included, as a step
+// does it. Prints the least and the median of one hop in microseconds.
+//
+// The sizes are the activations of one token (10 KB: 5,120 values of 2 bytes), of 64 and of 512.
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "tests/gpu/channel_peer_process.h"
+#include "transport/peer_process.h"
+
+namespace layercake::testing {
+namespace {
+
+// Sends, waits for the answer, and again. Nothing when a channel failed.
+std::vector<double> PingPong(DeviceChannels& channels, TwoWays& ways, transport::ChannelEnd& end,
+                             kernels::Buffer own, uint32_t bytes, size_t rounds,
+                             const base::Clock& clock) {
+  std::vector<double> hops;
+  bool failed = false;
+  base::Instant sent;
+  const auto send = [&] {
+    sent = clock.Now();
+    failed = !channels.SendRows(*ways.out, own, bytes).ok();
+  };
+  end.Run(send);
+  end.Await(
+      [&] {
+        while (!failed && hops.size() < rounds) {
+          const auto frame = ways.in->Poll(kRows);
+          if (frame.ok() && !frame->has_value()) return false;
+          failed = !frame.ok() || !channels.Receive(**frame, own).ok() ||
+                   !ways.in->Release(kRows, (*frame)->slot).ok();
+          hops.push_back(absl::ToDoubleMicroseconds(clock.Now() - sent) / 2);
+          if (!failed && hops.size() < rounds) send();
+        }
+        return true;
+      },
+      absl::Minutes(1));
+  if (failed) hops.clear();
+  std::sort(hops.begin(), hops.end());
+  return hops;
+}
+
+void Measure(DeviceChannels& channels, const transport::PeerProcess& peer, const std::string& kind,
+             uint32_t bytes, size_t rounds, uint64_t term, const base::Clock& clock) {
+  const transport::ChannelOptions there = DeviceChannelOptions(bytes, term);
+  transport::ChannelEnd end(clock);
+  TwoWays ways;
+  const auto own = channels.memory().Create(bytes);
+  absl::Status status = own.status();
+  if (status.ok()) status = ways.OpenIn(channels.factory(), BackOptions(there), end);
+  if (status.ok()) {
+    peer.Write(absl::StrCat("answer ", bytes, " ", term, " ", rounds, " ",
+                            absl::BytesToHexString(ways.offer)));
+    status =
+        ways.ConnectOut(channels.factory(), there, absl::HexStringToBytes(peer.ReadLine()), end);
+  }
+  if (!status.ok()) {
+    std::printf("%-12s %8u bytes: %s\n", kind.c_str(), bytes, status.ToString().c_str());
+  } else {
+    const std::vector<double> hops =
+        PingPong(channels, ways, end, own->memory->buffer(), bytes, rounds, clock);
+    const std::string word = peer.ReadLine();
+    std::printf("%-12s %8u bytes: %8.1f us least, %8.1f us median of %zu (%s)\n", kind.c_str(),
+                bytes, hops.empty() ? 0 : hops.front(), hops.empty() ? 0 : hops[hops.size() / 2],
+                hops.size(), word.c_str());
+    peer.Write("end");
+  }
+  ways.Close(end);
+}
+
+int Main() {
+  const base::SystemClock clock;
+  const transport::TemporaryFolder folder;
+  for (const std::string kind : {"cuda_ipc", "pinned_host"}) {
+    // Before this process knows a device: the peer is a process of its own.
+    const transport::PeerProcess peer({"/proc/self/exe", "--peer", kind, folder.path()});
+    const auto devices = kernels::ListCudaDevices();
+    if (!devices.ok()) {
+      std::printf("%s\n", devices.status().ToString().c_str());
+      return 1;
+    }
+    const auto channels = DeviceChannels::Create(devices->front(), kind, folder.path());
+    if (!channels.ok()) {
+      std::printf("%s\n", channels.status().ToString().c_str());
+      return 1;
+    }
+    std::printf("%s and %s\n", devices->front().uuid.c_str(), PeerDevice(*devices).uuid.c_str());
+    Measure(**channels, peer, kind, 10 << 10, 1000, 1, clock);
+    Measure(**channels, peer, kind, 640 << 10, 500, 3, clock);
+    Measure(**channels, peer, kind, 5 << 20, 200, 5, clock);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace layercake::testing
+
+int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == "--peer") {
+    return layercake::testing::RunChannelPeer(argv[2], argv[3]);
+  }
+  return layercake::testing::Main();
+}
