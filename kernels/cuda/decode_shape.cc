@@ -23,11 +23,16 @@ constexpr int kWantedStages = 3;
 // The kernel's barriers, generously.
 constexpr uint32_t kStaticBytes = kKilobyte;
 
-// Hopper only, where the next kernel begins early. The kernels between two launches may take room
-// on some multiprocessors; were there room for two of our blocks on one, the next launch would be
-// spread unevenly and the fullest multiprocessor would set its time (measured: a layer's products
-// 92 us instead of 82). So a block takes more than half of the shared memory.
-constexpr uint32_t kHopperLeastBytes = 116 * kKilobyte;
+// What the runtime takes of a multiprocessor's shared memory for each block.
+constexpr uint32_t kReservedBytes = kKilobyte;
+
+// From Hopper on, where the next kernel begins early. The kernels between two launches may take
+// room on some multiprocessors; were there room for two of our blocks on one, the next launch would
+// be spread unevenly and the fullest multiprocessor would set its time (measured on an H200: a
+// layer's products 92 us instead of 82). So a block takes more than half of the shared memory.
+uint32_t MoreThanHalf(const Context& context) {
+  return (static_cast<uint32_t>(context.max_shared_bytes) + kReservedBytes) / 2 + kKilobyte;
+}
 
 uint32_t RoundUp(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
 
@@ -53,7 +58,7 @@ DecodeShape ChooseDecodeShape(const Context& context, int64_t items, int unit_by
   if (shape.stages < kMinStages) return {};
   shape.shared_bytes = shape.stage_bytes * static_cast<uint32_t>(shape.stages);
   if (context.compute_major >= 9) {
-    shape.shared_bytes = std::max(shape.shared_bytes, kHopperLeastBytes);
+    shape.shared_bytes = std::max(shape.shared_bytes, MoreThanHalf(context));
   }
   return shape;
 }
