@@ -11,6 +11,7 @@ namespace layercake::coordinator {
 namespace {
 
 constexpr double kChargeEvery = 32;    // tokens
+constexpr size_t kMostLeaders = 128;   // whose prompts one that is admitted is compared with
 constexpr size_t kRecentSteps = 1024;  // whose shapes are kept for the stages' times
 
 }  // namespace
@@ -217,7 +218,10 @@ bool Scheduler::FollowAnother(Sequence& sequence, int hits) {
   const int most = (sequence.known() - 1) / options_.block_tokens;
   Sequence* best = nullptr;
   int best_common = hits;  // blocks
-  for (Sequence* const leader : leaders_) {
+  // The latest ones: prompts that begin alike tend to come together.
+  const size_t looked_at = std::min(leaders_.size(), kMostLeaders);
+  for (Sequence* const leader :
+       absl::MakeConstSpan(leaders_).subspan(leaders_.size() - looked_at)) {
     if (!leader->shares || leader->paused || leader->finished || leader->root != sequence.root) {
       continue;
     }

@@ -186,7 +186,8 @@ class Scheduler {
   std::vector<Chunk> ChooseChunks(const StepShape& decodes, int rows_left);
   // Seconds that a micro-batch with these decodes may take; Infinite before anything was measured.
   double TimeLimit() const;
-  int RowsWithin(double limit, const StepShape& others, const Sequence& sequence, int most) const;
+  // At most `most` rows from `position` on, so that with `others` they take no longer than `limit`.
+  int RowsWithin(double limit, const StepShape& others, int position, int most) const;
   double SlowestStage(const StepShape& shape) const;
   bool CostKnown() const;
   // Appends up to `count` rows of the sequence; false when blocks are short, or the history does

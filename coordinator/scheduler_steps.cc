@@ -134,20 +134,24 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
   // The first gets half and, when the others have had theirs, what is left.
   StepShape shape = decodes;
   const double base = SlowestStage(decodes);
+  // False when the time is used up.
   const auto give = [&](Chunk& chunk, int most, double until) {
     const Sequence& sequence = *chunk.sequence;
     most = std::min(most, sequence.pending() - chunk.rows);
-    const int rows = RowsWithin(until, shape, sequence, chunk.rows + most) - chunk.rows;
-    if (rows <= 0) return;
+    const int rows = RowsWithin(until, shape, sequence.computed + chunk.rows, most);
     shape.Add(ShapeOf(sequence.computed + chunk.rows, rows, false));
     chunk.rows += rows;
     budget -= rows;
+    return rows == most;
   };
   const bool alone = chunks.size() == 1 || !options_.throttle;
   Chunk& first = chunks.front();
   give(first, alone ? budget : (budget + 1) / 2, alone ? limit : base + (limit - base) / 2);
-  for (size_t i = 1; i < chunks.size() && budget > 0; ++i) give(chunks[i], budget, limit);
-  if (budget > 0) give(first, budget, limit);
+  bool time_left = true;
+  for (size_t i = 1; i < chunks.size() && budget > 0 && time_left; ++i) {
+    time_left = give(chunks[i], budget, limit);
+  }
+  if (budget > 0 && time_left) give(first, budget, limit);
   // The first and the second always get on.
   for (size_t i = 0; i < std::min<size_t>(chunks.size(), 2); ++i) {
     Chunk& chunk = chunks[i];
@@ -175,15 +179,14 @@ double Scheduler::TimeLimit() const {
                        .reads = static_cast<double>(decoding_tokens_) / turns});
 }
 
-int Scheduler::RowsWithin(double limit, const StepShape& others, const Sequence& sequence,
-                          int most) const {
+int Scheduler::RowsWithin(double limit, const StepShape& others, int position, int most) const {
   if (limit == std::numeric_limits<double>::infinity()) return most;
   int rows = 0;
   int too_many = most + 1;
   while (too_many - rows > 1) {
     const int middle = rows + (too_many - rows) / 2;
     StepShape shape = others;
-    shape.Add(ShapeOf(sequence.computed, middle, false));
+    shape.Add(ShapeOf(position, middle, false));
     (SlowestStage(shape) <= limit ? rows : too_many) = middle;
   }
   return rows;

@@ -87,6 +87,8 @@ class Rig final : public ChainRig {
     LC_ASSIGN_OR_RETURN(loop_, base::EventLoop::Create(clock_));
     LC_ASSIGN_OR_RETURN(served_, coordinator::OpenServedModel(options_.chain));
     coordinator::EngineOptions engine = coordinator::MakeEngineOptions(options_.chain, *served_, 1);
+    engine.max_pending_bytes = options_.max_pending_bytes;
+    engine.reader_timeout = options_.reader_timeout;
     engine_ = std::make_unique<coordinator::EngineImpl>(
         std::move(engine), *served_->tokenizer, clock_, *loop_, *loop_, random_,
         coordinator::EngineImpl::Events{.on_changed = [] {},
@@ -137,6 +139,8 @@ class Rig final : public ChainRig {
     }
     return batch->outcomes;
   }
+
+  coordinator::Engine& engine() override { return *engine_; }
 
   v1::GetLoadsResponse Loads() override {
     v1::GetLoadsResponse loads;

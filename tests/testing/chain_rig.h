@@ -19,6 +19,8 @@ struct RigOptions {
   coordinator::CoordinatorProcessOptions chain;  // model_path, stages, layers, transport, ...
   int threads = 1;                               // of each stage's device
   std::string ucx_tls = "tcp";
+  size_t max_pending_bytes = 1 << 20;  // of one client, before it is paused
+  absl::Duration reader_timeout = absl::Seconds(30);
 };
 
 // What became of one request.
@@ -40,6 +42,8 @@ class ChainRig {
   // All at once; returns when every one has ended.
   virtual absl::StatusOr<std::vector<Outcome>> Run(
       std::vector<coordinator::PreparedRequest> requests) = 0;
+  // For clients that do more than wait: cancel, stop reading.
+  virtual coordinator::Engine& engine() = 0;
   virtual v1::GetLoadsResponse Loads() = 0;
   virtual v1::GetStatusResponse Status() = 0;
 };
