@@ -6,7 +6,6 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kHeadsPerBlock = 16;  // rows of one tensor core tile
 constexpr int kWarpTokens = kSplitTokens / kWarps;
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -19,7 +18,8 @@ struct DecodeBlock {
   int first_head;
   int head_count;
   int first_position;
-  int positions;  // of this split
+  int positions;      // of this split
+  int old_positions;  // of which so many are older than this step
 
   __device__ DecodeBlock(const StepView& step, const KvView& cache, int heads, int first_row) {
     const int group = heads / cache.kv_heads;
@@ -35,6 +35,7 @@ struct DecodeBlock {
     splits = (length + kSplitTokens - 1) / kSplitTokens;
     first_position = split * kSplitTokens;
     positions = min(kSplitTokens, length - first_position);
+    old_positions = min(positions, step.old_positions[row] - first_position);
   }
 };
 
@@ -54,24 +55,24 @@ __device__ void FillOffsets(const StepView& step, const KvView& cache, const Dec
 
 // After the parts of this block's heads are written: the last block of the row adds them up.
 __device__ void Combine(const KvView& cache, const AttentionArguments& a, const DecodeBlock& block,
-                        int splits_bound, float* weights) {
+                        int splits_bound, float* weights, int capacity) {
   const PartsView parts(a, static_cast<int>(gridDim.z), splits_bound, cache.head_dim);
   int32_t* counter = a.counters + block.local_row * static_cast<int>(gridDim.y) + blockIdx.y;
   if (!ArriveLast(counter, block.splits)) return;
-  for (int h = 0; h < block.head_count; ++h) {
-    const int64_t head = static_cast<int64_t>(block.local_row) * a.heads + block.first_head + h;
-    CombineHead(parts.outputs + head * splits_bound * cache.head_dim,
-                parts.states + head * splits_bound, block.splits, cache.head_dim, weights,
-                a.out + (static_cast<int64_t>(block.row) * a.heads + block.first_head + h) *
-                            cache.head_dim);
-  }
+  const int64_t head =
+      (static_cast<int64_t>(block.local_row) * a.heads + block.first_head) * splits_bound;
+  CombineHeads(
+      parts.outputs + head * cache.head_dim, parts.states + head, block.head_count, splits_bound,
+      block.splits, cache.head_dim, weights, capacity,
+      a.out + (static_cast<int64_t>(block.row) * a.heads + block.first_head) * cache.head_dim);
 }
 
 template <int kHeadDim>
 struct DecodeShape {
-  static constexpr int kStageTokens = kHeadDim > 128 ? 16 : 32;
+  static constexpr int kStageTokens = 16;
   static constexpr int kStages = kWarpTokens / kStageTokens;
-  static constexpr int kBuffers = 2;
+  // Two blocks on a multiprocessor, of which one computes while the other's loads are on their way.
+  static constexpr int kBuffers = kHeadDim > 64 ? 2 : 4;
   static constexpr int kPitch = kHeadDim * 2 + 16;  // bytes; rows fall into different banks
   static constexpr int kStageBytes = 2 * kStageTokens * kPitch;
   static constexpr int kQueryBytes = 2 * kHeadsPerBlock * kPitch;  // high and low halves
@@ -117,7 +118,23 @@ __device__ void IssueStage(const KvView& cache, const DecodeBlock& block, const 
   }
 }
 
-// One warp's part of the split: kWarpTokens positions.
+// The first loads of a warp that are (not) of older steps: the old ones may be asked for while the
+// kernels before this one still run.
+template <int kHeadDim>
+__device__ void IssueFirst(const KvView& cache, const DecodeBlock& block, const int64_t* offsets,
+                           uint32_t buffers, bool old) {
+  using Shape = DecodeShape<kHeadDim>;
+  const int first = static_cast<int>(threadIdx.x) / 32 * kWarpTokens;
+#pragma unroll
+  for (int s = 0; s < Shape::kBuffers; ++s) {
+    const int begin = first + s * Shape::kStageTokens;
+    if ((begin + Shape::kStageTokens <= block.old_positions) != old) continue;
+    IssueStage<kHeadDim>(cache, block, offsets, begin,
+                         buffers + static_cast<uint32_t>(s * Shape::kStageBytes));
+  }
+}
+
+// One warp's part of the split: kWarpTokens positions, of which the first are on their way.
 template <int kHeadDim>
 __device__ void AttendWarp(const KvView& cache, const AttentionArguments& a,
                            const DecodeBlock& block, const int64_t* offsets, uint32_t queries,
@@ -126,12 +143,6 @@ __device__ void AttendWarp(const KvView& cache, const AttentionArguments& a,
   constexpr int kTokens = Shape::kStageTokens;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int first = static_cast<int>(threadIdx.x) / 32 * kWarpTokens;
-#pragma unroll
-  for (int s = 0; s < Shape::kBuffers; ++s) {
-    IssueStage<kHeadDim>(cache, block, offsets, first + s * kTokens,
-                         buffers + static_cast<uint32_t>(s * Shape::kStageBytes));
-    CommitCopies();
-  }
   const float scale = a.scale * kLog2E;
 #pragma unroll
   for (int s = 0; s < Shape::kStages; ++s) {
@@ -202,20 +213,30 @@ __global__ void __launch_bounds__(kThreads)
     DecodeAttentionKernel(StepView step, KvView cache, AttentionArguments a, int first_row) {
   using Shape = DecodeShape<kHeadDim>;
   extern __shared__ __align__(128) char shared[];
-  GridDependencyWait();
-  GridLaunchDependents();
+  // The step's data came before its first kernel began, and older keys in older steps: neither has
+  // to wait for the kernel before this one.
   const DecodeBlock block(step, cache, a.heads, first_row);
-  if (block.split >= block.splits) return;
+  if (block.split >= block.splits) {
+    GridDependencyWait();
+    return;
+  }
   char* queries = shared;
   auto* offsets = reinterpret_cast<int64_t*>(shared + Shape::kQueryBytes);
   char* buffers = shared + Shape::kQueryBytes + Shape::kOffsetBytes;
+  char* own =
+      buffers + static_cast<size_t>(threadIdx.x) / 32 * Shape::kBuffers * Shape::kStageBytes;
   FillOffsets(step, cache, block, offsets);
+  __syncthreads();
+  IssueFirst<kHeadDim>(cache, block, offsets, SharedAddress(own), /*old=*/true);
+  GridDependencyWait();
+  GridLaunchDependents();
+  IssueFirst<kHeadDim>(cache, block, offsets, SharedAddress(own), /*old=*/false);
+  // All first loads are one group; empty ones stand for the other buffers.
+  for (int s = 0; s < Shape::kBuffers; ++s) CommitCopies();
   FillQueries<kHeadDim>(a, block, cache.head_dim, queries);
   __syncthreads();
 
   const int lane = static_cast<int>(threadIdx.x % 32);
-  char* own =
-      buffers + static_cast<size_t>(threadIdx.x) / 32 * Shape::kBuffers * Shape::kStageBytes;
   SoftmaxState<kHeadDim> state;
   state.Clear();
   AttendWarp<kHeadDim>(cache, a, block, offsets, SharedAddress(queries), SharedAddress(own), state);
@@ -238,7 +259,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   MergeWarps<kHeadDim>(cache, a, block, step.splits, buffers);
   if (block.splits > 1) {
-    Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared + Shape::kQueryBytes));
+    Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared + Shape::kQueryBytes),
+            (Shape::kSharedBytes - Shape::kQueryBytes) / 4);
   }
 }
 
@@ -298,7 +320,7 @@ __global__ void __launch_bounds__(kThreads)
     if (block.splits > 1 && tid == 0) parts.states[part] = make_float2(max, sum);
   }
   if (block.splits > 1) {
-    Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared));
+    Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared), step.splits);
   }
 }
 

@@ -79,8 +79,8 @@ class AttentionTest : public GpuTest {
                        .kv_heads = shape_.kv_heads,
                        .head_dim = shape_.head_dim};
     const bool tiles = tiles_allowed && TiledAttentionTakes(kv, shape_.heads);
-    const RowPlan plan =
-        PlanRows(rows, shape_.block_tokens, tiles ? RowsPerTile(shape_.heads, shape_.kv_heads) : 0);
+    const RowPlan plan = PlanRows(rows, static_cast<int>(ids_.size()), shape_.block_tokens,
+                                  tiles ? RowsPerTile(shape_.heads, shape_.kv_heads) : 0);
     std::vector<int32_t> table(tables_.size() * static_cast<size_t>(plan.table_stride));
     for (size_t s = 0; s < tables_.size(); ++s) {
       std::copy(tables_[s].begin(), tables_[s].end(),
@@ -95,6 +95,7 @@ class AttentionTest : public GpuTest {
     std::vector<int32_t> decode_rows = plan.decode_rows;
     decode_rows.push_back(0);
     const DeviceArray positions = Upload(positions_);
+    const DeviceArray old = Upload(plan.old_positions);
     const DeviceArray index = Upload(index_);
     const DeviceArray tables = Upload(table);
     const DeviceArray decode = Upload(decode_rows);
@@ -112,6 +113,7 @@ class AttentionTest : public GpuTest {
                            .rope_position = positions.as<int32_t>(),
                            .table_index = index.as<int32_t>(),
                            .tables = tables.as<int32_t>(),
+                           .old_positions = old.as<int32_t>(),
                            .table_stride = plan.table_stride,
                            .decode_rows = decode.as<int32_t>(),
                            .decode_count = static_cast<int>(plan.decode_rows.size()),

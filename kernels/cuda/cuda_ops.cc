@@ -107,7 +107,7 @@ absl::StatusOr<int> CudaOps::ViewFor(const CudaKvCache& cache, int heads) {
   if (!known || views_.empty()) {
     const KvView kv = cache.View(0);
     const int per_tile = TiledAttentionTakes(kv, heads) ? RowsPerTile(heads, kv.kv_heads) : 0;
-    const RowPlan plan = PlanRows(rows_, kv.block_tokens, per_tile);
+    const RowPlan plan = PlanRows(rows_, cache.spec().blocks, kv.block_tokens, per_tile);
     StepView view = {.rows = rows_.rows,
                      .table_stride = plan.table_stride,
                      .decode_count = static_cast<int>(plan.decode_rows.size()),
@@ -116,6 +116,7 @@ absl::StatusOr<int> CudaOps::ViewFor(const CudaKvCache& cache, int heads) {
     LC_ASSIGN_OR_RETURN(view.kv_position, block_.Append(rows_.kv_position));
     LC_ASSIGN_OR_RETURN(view.rope_position, block_.Append(rows_.rope_position));
     LC_ASSIGN_OR_RETURN(view.table_index, block_.Append(rows_.table_index));
+    LC_ASSIGN_OR_RETURN(view.old_positions, block_.Append<int32_t>(plan.old_positions));
     LC_ASSIGN_OR_RETURN(view.decode_rows, block_.Append<int32_t>(plan.decode_rows));
     LC_ASSIGN_OR_RETURN(view.tiles, block_.Append<RowTile>(plan.tiles));
     const auto stride = static_cast<size_t>(plan.table_stride);

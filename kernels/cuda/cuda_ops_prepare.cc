@@ -134,7 +134,7 @@ size_t CudaOps::StepBlockBytes(const StepLimits& limits) const {
   for (const KvCacheSpec& spec : caches_) {
     table = std::max(table, static_cast<size_t>(tokens / spec.block_tokens + 1));
   }
-  const size_t of_rows = rows * (6 * sizeof(int32_t) + sizeof(RowTile)) +
+  const size_t of_rows = rows * (7 * sizeof(int32_t) + sizeof(RowTile)) +
                          static_cast<size_t>(limits.max_sequences) * table * sizeof(int32_t);
   const size_t seen = std::min(vocabulary, static_cast<size_t>(limits.context_tokens) + 1);
   const size_t of_samples =

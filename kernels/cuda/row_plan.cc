@@ -12,8 +12,40 @@ int SplitBucket(int splits) {
   return (splits + step - 1) / step * step;
 }
 
-RowPlan PlanRows(const StepRows& rows, int block_tokens, int rows_per_tile) {
+namespace {
+
+// Of each row: positions before the first block that the step writes. Blocks may be shared by
+// sequences, so all that are written count, whoever writes them.
+std::vector<int32_t> OldPositions(const StepRows& rows, int blocks, int block_tokens) {
+  const auto table_of = [&](int row) {
+    return rows.block_tables[static_cast<size_t>(rows.table_index[static_cast<size_t>(row)])];
+  };
+  std::vector<uint8_t> written(static_cast<size_t>(blocks), 0);
+  for (int row = 0; row < rows.rows; ++row) {
+    const int32_t block = rows.kv_position[static_cast<size_t>(row)] / block_tokens;
+    written[static_cast<size_t>(table_of(row)[static_cast<size_t>(block)])] = 1;
+  }
+  std::vector<int32_t> old(static_cast<size_t>(rows.rows), 0);
+  std::vector<int32_t> of_table(rows.block_tables.size(), -1);
+  for (int row = 0; row < rows.rows; ++row) {
+    int32_t& known = of_table[static_cast<size_t>(rows.table_index[static_cast<size_t>(row)])];
+    if (known < 0) {
+      const absl::Span<const int32_t> table = table_of(row);
+      const auto first = std::find_if(table.begin(), table.end(), [&](int32_t id) {
+        return written[static_cast<size_t>(id)] != 0;
+      });
+      known = static_cast<int32_t>(first - table.begin()) * block_tokens;
+    }
+    old[static_cast<size_t>(row)] = known;
+  }
+  return old;
+}
+
+}  // namespace
+
+RowPlan PlanRows(const StepRows& rows, int blocks, int block_tokens, int rows_per_tile) {
   RowPlan plan;
+  plan.old_positions = OldPositions(rows, blocks, block_tokens);
   int longest = 0;
   for (const int32_t position : rows.kv_position) longest = std::max(longest, position);
   plan.splits = SplitBucket(longest / kSplitTokens + 1);

@@ -10,22 +10,19 @@
 
 namespace layercake::kernels::cuda {
 
-// A sequence with more rows than this in a step is a prompt: its rows go to the tiled kernel. The
-// choice depends on the sequence alone, so neighbours do not change a row's bits.
-inline constexpr int kMaxDecodeRowsOfSequence = 16;
-
 // `splits` rounded up: exact up to 8, then in steps of an eighth to a quarter. A recorded graph
 // serves all lengths of one bucket; the blocks beyond a row's own splits end at once.
 int SplitBucket(int splits);
 
 struct RowPlan {
-  std::vector<int32_t> decode_rows;  // ascending
-  std::vector<RowTile> tiles;        // ascending
-  int splits = 1;                    // SplitBucket of the longest row
-  int table_stride = 1;              // blocks that `splits` splits take
+  std::vector<int32_t> decode_rows;    // ascending
+  std::vector<RowTile> tiles;          // ascending
+  std::vector<int32_t> old_positions;  // as in StepView
+  int splits = 1;                      // SplitBucket of the longest row
+  int table_stride = 1;                // blocks that `splits` splits take
 };
 
-// rows_per_tile 0: the tiled kernel does not take this cache.
-RowPlan PlanRows(const StepRows& rows, int block_tokens, int rows_per_tile);
+// For a cache of `blocks` blocks. rows_per_tile 0: the tiled kernel does not take this cache.
+RowPlan PlanRows(const StepRows& rows, int blocks, int block_tokens, int rows_per_tile);
 
 }  // namespace layercake::kernels::cuda

@@ -11,10 +11,14 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
+constexpr int kBlocksEach = 200;
+
 // Rows of sequences, each of `counts[i]` rows that end at position `ends[i]`.
 struct Rows {
   std::vector<int32_t> positions;
   std::vector<int32_t> index;
+  std::vector<std::vector<int32_t>> tables;
+  std::vector<absl::Span<const int32_t>> table_views;
 
   Rows(const std::vector<int>& counts, const std::vector<int>& ends) {
     for (size_t s = 0; s < counts.size(); ++s) {
@@ -22,10 +26,14 @@ struct Rows {
         positions.push_back(ends[s] - counts[s] + 1 + i);
         index.push_back(static_cast<int32_t>(s));
       }
+      // Blocks of 7 tokens or more, of its own.
+      auto& table = tables.emplace_back();
+      for (int b = 0; b <= ends[s] / 7; ++b) table.push_back(kBlocksEach * static_cast<int>(s) + b);
     }
+    for (const auto& table : tables) table_views.push_back(table);
   }
   StepRows view() const {
-    return {static_cast<int>(positions.size()), positions, positions, index, {}};
+    return {static_cast<int>(positions.size()), positions, positions, index, table_views};
   }
 };
 
@@ -44,7 +52,7 @@ TEST(SplitBucket, GrowsAndWastesAQuarterAtMost) {
 
 TEST(RowPlan, SendsShortRunsToTheDecodeKernelAndPromptsToTiles) {
   const Rows rows({1, 40, 16, 17}, {300, 39, 15, 1000});
-  const RowPlan plan = PlanRows(rows.view(), 16, 12);
+  const RowPlan plan = PlanRows(rows.view(), 4 * kBlocksEach, 16, 12);
   std::vector<int32_t> decode(17);
   decode[0] = 0;
   std::iota(decode.begin() + 1, decode.end(), 41);
@@ -59,7 +67,7 @@ TEST(RowPlan, SendsShortRunsToTheDecodeKernelAndPromptsToTiles) {
 
 TEST(RowPlan, SendsAllRowsToTheDecodeKernelWhereTilesDoNotFit) {
   const Rows rows({40}, {39});
-  const RowPlan plan = PlanRows(rows.view(), 7, 0);
+  const RowPlan plan = PlanRows(rows.view(), kBlocksEach, 7, 0);
   EXPECT_EQ(plan.decode_rows.size(), 40u);
   EXPECT_THAT(plan.tiles, IsEmpty());
   EXPECT_EQ(plan.table_stride, 37);  // 256 tokens in blocks of 7
@@ -68,9 +76,17 @@ TEST(RowPlan, SendsAllRowsToTheDecodeKernelWhereTilesDoNotFit) {
 TEST(RowPlan, EndsARunWherePositionsJump) {
   Rows rows({20, 20}, {19, 59});
   for (int32_t& index : rows.index) index = 0;
-  const RowPlan plan = PlanRows(rows.view(), 16, 64);
+  const RowPlan plan = PlanRows(rows.view(), 2 * kBlocksEach, 16, 64);
   ASSERT_EQ(plan.tiles.size(), 2u);
   EXPECT_EQ(plan.tiles[1].first_row, 20);
+}
+
+TEST(RowPlan, TellsOldPositionsByTheBlocksThatAreWritten) {
+  Rows rows({1, 2, 1}, {35, 64, 90});
+  // The third sequence shares the block that the second one writes at position 63.
+  rows.tables[2][1] = rows.tables[1][3];
+  const RowPlan plan = PlanRows(rows.view(), 3 * kBlocksEach, 16, 0);
+  EXPECT_THAT(plan.old_positions, ElementsAre(32, 48, 48, 16));
 }
 
 }  // namespace

@@ -40,15 +40,13 @@ __device__ Best FindLargest(const RowView& row, bool* bad) {
   bool found = false;
   float largest = -INFINITY;
   int32_t token = INT32_MAX;
-#pragma unroll 4
-  for (int32_t t = static_cast<int32_t>(threadIdx.x); t < row.size; t += kSampleThreads) {
-    const float logit = row.At(t);
+  ForEachToken(row, [&](float logit, int32_t t) {
     found |= IsBad(logit);
     if (logit > largest) {
       largest = logit;
       token = t;
     }
-  }
+  });
   best = {largest, token};
   *bad = __syncthreads_or(found ? 1 : 0) != 0;
   return ReduceBest(best);
@@ -57,18 +55,12 @@ __device__ Best FindLargest(const RowView& row, bool* bad) {
 // The sum of exp((logit - max) / T) over the row, in weight units.
 __device__ unsigned long long SumWeights(const RowView& row, TokenKey least, SelectMemory& memory) {
   unsigned long long sum = 0;
-  for (int32_t t = static_cast<int32_t>(threadIdx.x); t < row.size; t += kSampleThreads) {
-    const float logit = row.At(t);
+  ForEachToken(row, [&](float logit, int32_t t) {
     if (logit != -INFINITY && KeyOf(logit, t) >= least) sum += row.WeightOf(logit);
-  }
+  });
   unsigned long long all = 0;
   ScanBlock(sum, memory, &all);
   return all;
-}
-
-__device__ unsigned long long Share(float top_p, unsigned long long weight) {
-  const double share = ceil(static_cast<double>(top_p) * static_cast<double>(weight));
-  return max(1ull, static_cast<unsigned long long>(share));
 }
 
 // The rule's cuts as one bound on keys, and the smallest logit that min_p keeps.
@@ -83,13 +75,15 @@ struct Kept {
 };
 
 // When the candidates fit: sorted in shared memory, cut as the host cuts them. Returns their
-// number, or -1 when there are too many.
+// number, or -1 when there are too many. `total` becomes the weight of the whole row when top_k is
+// off.
 __device__ int CutFew(const RowView& row, const SampleJob& job, bool top_k, bool top_p,
-                      unsigned long long total, SelectMemory& memory) {
-  const Target target = {
-      !top_k, top_k ? static_cast<unsigned long long>(job.top_k) : Share(job.top_p, total)};
+                      unsigned long long* total, SelectMemory& memory) {
+  const Target target = top_k ? Target{false, static_cast<unsigned long long>(job.top_k)}
+                              : Target{true, 1, fmaxf(job.top_p, 1e-30f)};
   FindCutBin(
       row, [&](float logit, int32_t) { return row.BinOf(logit); }, target, memory);
+  *total = memory.all_weight;
   if (memory.count_through > kMaxSorted) return -1;
   const int bin = memory.cut_bin;
   __syncthreads();
@@ -109,10 +103,10 @@ __device__ int CutFew(const RowView& row, const SampleJob& job, bool top_k, bool
       own += row.WeightOf(LogitOf(memory.keys[i]));
     }
     ScanBlock(own, memory, &all);
-    total = all;
+    *total = all;
   }
   __syncthreads();
-  const Selection cut = CutSorted(row, count, {true, Share(job.top_p, total)}, memory);
+  const Selection cut = CutSorted(row, count, {true, Share(job.top_p, *total)}, memory);
   // Keys are sorted: count those that stay.
   int own = 0;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kSampleThreads) {
@@ -153,30 +147,61 @@ __device__ int32_t DrawFew(const SampleJob& job, int count, const Kept& kept, fl
   return ReduceBest(best).token;
 }
 
+__device__ int OrderedInt(float value) {
+  const int bits = __float_as_int(value);
+  return bits >= 0 ? bits : bits ^ 0x7fffffff;
+}
+__device__ float FloatOf(int ordered) {
+  return __int_as_float(ordered >= 0 ? ordered : ordered ^ 0x7fffffff);
+}
+
 __device__ int32_t DrawMany(const RowView& row, const SampleJob& job, const Kept& kept,
                             int32_t likeliest) {
   // The likeliest token sets a bar that spares most others their logarithms.
   const auto first_id = static_cast<uint32_t>(likeliest);
-  const float bar = static_cast<float>(
+  __shared__ int shared_bar;  // a float in the order of ints: what some token has reached
+  const float first_bar = static_cast<float>(
       Perturbed(row.max, GumbelBits(job.seed, job.position, first_id / 4).word[first_id % 4],
                 job.temperature));
+  if (threadIdx.x == 0) shared_bar = OrderedInt(first_bar);
+  __syncthreads();
   Best best = {-INFINITY, INT32_MAX};
   const int32_t quads = (row.size + 3) / 4;
-  for (int32_t quad = static_cast<int32_t>(threadIdx.x); quad < quads; quad += kSampleThreads) {
-    Words4 bits = {};
-    bool drawn = false;
-    for (int32_t t = quad * 4; t < min(row.size, quad * 4 + 4); ++t) {
-      const float logit = row.At(t);
-      if (logit == -INFINITY) continue;
-      // The largest possible noise is below 23; most tokens are further behind than that.
-      const float scaled = logit * row.inverse_temperature;
-      const float slack = 1e-4f + 1e-5f * fabsf(scaled);
-      if (scaled + 23.0f + slack < bar || !kept.Has(logit, t, row.max)) continue;
-      if (!drawn) bits = GumbelBits(job.seed, job.position, static_cast<uint32_t>(quad));
-      drawn = true;
-      const uint32_t word = bits.word[t % 4];
-      if (scaled + GumbelBound(word) + slack < bar) continue;
-      best.Offer(Perturbed(logit, word, job.temperature), t);
+  constexpr int kAhead = 2;
+  for (int32_t first = static_cast<int32_t>(threadIdx.x); first < quads;
+       first += kAhead * kSampleThreads) {
+    float logits[kAhead][4];
+    // Read while others raise it: any value it ever had is a bar that the winner passes.
+    const float bar = FloatOf(*static_cast<volatile int*>(&shared_bar));
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int32_t t = (first + i * kSampleThreads) * 4 + j;
+        logits[i][j] = t < row.size ? row.At(t) : -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t quad = first + i * kSampleThreads;
+      Words4 bits = {};
+      bool drawn = false;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float logit = logits[i][j];
+        // The largest possible noise is below 23; most tokens are further behind than that.
+        const float scaled = logit * row.inverse_temperature;
+        const float slack = 1e-4f + 1e-5f * fabsf(scaled);
+        if (logit == -INFINITY || scaled + 23.0f + slack < bar) continue;
+        if (!drawn) bits = GumbelBits(job.seed, job.position, static_cast<uint32_t>(quad));
+        drawn = true;
+        if (scaled + GumbelBound(bits.word[j]) + slack < bar) continue;
+        const int32_t t = quad * 4 + j;
+        if (!kept.Has(logit, t, row.max)) continue;
+        const double value = Perturbed(logit, bits.word[j], job.temperature);
+        best.Offer(value, t);
+        atomicMax(&shared_bar, OrderedInt(static_cast<float>(value)));
+      }
     }
   }
   return ReduceBest(best).token;
@@ -192,8 +217,8 @@ __device__ int32_t Draw(const RowView& row, const SampleJob& job, int32_t likeli
                        static_cast<double>(job.temperature) * log(static_cast<double>(job.min_p));
   }
   if (top_k || top_p) {
-    const unsigned long long total = top_p && !top_k ? SumWeights(row, 0, memory) : 0;
-    const int count = CutFew(row, job, top_k, top_p, total, memory);
+    unsigned long long total = 0;
+    const int count = CutFew(row, job, top_k, top_p, &total, memory);
     if (count >= 0) return DrawFew(job, count, kept, row.max, memory);
     __syncthreads();
     kept.least = CutMany(row, job, top_k, top_p, total, memory);
@@ -204,12 +229,14 @@ __device__ int32_t Draw(const RowView& row, const SampleJob& job, int32_t likeli
 // The best raw log-probabilities; returns the logarithm of the sum of all.
 __device__ double ReportTop(const RowView& raw, int wanted, SampleOutcome* outcome,
                             SelectMemory& memory) {
-  const double log_sum = static_cast<double>(raw.max) +
-                         log(static_cast<double>(SumWeights(raw, 0, memory)) / kWeightUnit);
-  if (wanted == 0) return log_sum;
+  const auto log_of = [&](unsigned long long weight) {
+    return static_cast<double>(raw.max) + log(static_cast<double>(weight) / kWeightUnit);
+  };
+  if (wanted == 0) return log_of(SumWeights(raw, 0, memory));
   FindCutBin(
       raw, [&](float logit, int32_t) { return raw.BinOf(logit); },
-      {false, static_cast<unsigned long long>(wanted)}, memory);
+      {false, static_cast<unsigned long long>(wanted), 0, true}, memory);
+  const double log_sum = log_of(memory.all_weight);
   int count = 0;
   if (memory.count_through <= kMaxSorted) {
     const int bin = memory.cut_bin;

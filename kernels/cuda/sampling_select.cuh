@@ -12,6 +12,7 @@ constexpr int kSampleThreads = 1024;
 constexpr int kBins = kSampleThreads;  // one per thread where they are added up
 constexpr int kMaxSorted = 2048;
 constexpr float kBinsPerUnit = 32;  // of (max - logit) / temperature
+constexpr int kWeightBits = 44;
 constexpr double kWeightUnit = 0x1p44;
 
 struct SelectMemory {
@@ -26,6 +27,7 @@ struct SelectMemory {
   unsigned long long count_before;
   unsigned long long weight_before;
   unsigned long long count_through;
+  unsigned long long all_weight;
   TokenKey low;
   TokenKey high;
 };
@@ -46,11 +48,36 @@ struct RowView {
     return static_cast<int>(
         fminf((max - logit) * inverse_temperature * kBinsPerUnit, static_cast<float>(kBins - 1)));
   }
+  // 0 below 2^-44. Exact bits of the float, shifted: no double has to be converted.
   __device__ unsigned long long WeightOf(float logit) const {
-    return static_cast<unsigned long long>(
-        static_cast<double>(expf((logit - max) * inverse_temperature)) * kWeightUnit);
+    const uint32_t bits = __float_as_uint(expf((logit - max) * inverse_temperature));
+    const int shift = static_cast<int>(bits >> 23) - 127 - 23 + kWeightBits;
+    const unsigned long long mantissa = (bits & 0x7fffffu) | 0x800000u;
+    if (shift >= 0) return mantissa << shift;
+    return shift > -24 ? mantissa >> -shift : 0;
   }
 };
+
+// Calls f(logit, token) for all tokens. Loads go ahead in groups: one after the other they would
+// wait for memory each time.
+template <typename F>
+__device__ __forceinline__ void ForEachToken(const RowView& row, F f) {
+  constexpr int kAhead = 8;
+  for (int32_t first = static_cast<int32_t>(threadIdx.x); first < row.size;
+       first += kAhead * kSampleThreads) {
+    float logits[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t t = first + i * kSampleThreads;
+      logits[i] = t < row.size ? row.At(t) : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t t = first + i * kSampleThreads;
+      if (t < row.size) f(logits[i], t);
+    }
+  }
+}
 
 // Inclusive sum over the block; every thread gets its own. `total`: of all.
 __device__ inline unsigned long long ScanBlock(unsigned long long value, SelectMemory& memory,
@@ -78,11 +105,18 @@ __device__ inline unsigned long long ScanBlock(unsigned long long value, SelectM
   return value;
 }
 
-// How far a selection goes: the first tokens whose number, or weight, reaches `target`.
+// How far a selection goes: the first tokens whose number, or weight, reaches `value`.
 struct Target {
   bool by_weight;
   unsigned long long value;
+  float share = 0;     // not 0: of all the weight there is, instead of `value`
+  bool weigh = false;  // add the weights up even when tokens are counted
 };
+
+__device__ inline unsigned long long Share(float top_p, unsigned long long weight) {
+  const double share = ceil(static_cast<double>(top_p) * static_cast<double>(weight));
+  return max(1ull, static_cast<unsigned long long>(share));
+}
 
 // Fills the histogram with the tokens for which bin_of gives a bin (not -1), and finds the bin
 // where the target is reached (the last one that holds tokens, when it is not).
@@ -90,28 +124,29 @@ template <typename BinOf>
 __device__ void FindCutBin(const RowView& row, BinOf bin_of, const Target& target,
                            SelectMemory& memory) {
   const int tid = static_cast<int>(threadIdx.x);
+  const bool weigh = target.by_weight || target.weigh;
   memory.count[tid] = 0;
   memory.weight_low[tid] = 0;
   memory.weight_high[tid] = 0;
   __syncthreads();
   uint32_t last_bin = 0;  // most tokens of a row are far behind: not one by one
-  for (int32_t t = tid; t < row.size; t += kSampleThreads) {
-    const float logit = row.At(t);
-    if (logit == -INFINITY) continue;
+  ForEachToken(row, [&](float logit, int32_t t) {
+    if (logit == -INFINITY) return;
     const int bin = bin_of(logit, t);
-    if (bin < 0) continue;
+    if (bin < 0) return;
     if (bin == kBins - 1) {
       ++last_bin;
     } else {
       atomicAdd(&memory.count[bin], 1u);
     }
+    if (!weigh) return;
     const unsigned long long weight = row.WeightOf(logit);
-    if (weight == 0) continue;
+    if (weight == 0) return;
     const auto low = static_cast<uint32_t>(weight);
     const uint32_t old = atomicAdd(&memory.weight_low[bin], low);
     const uint32_t high = static_cast<uint32_t>(weight >> 32) + (old + low < old ? 1u : 0u);
     if (high != 0) atomicAdd(&memory.weight_high[bin], high);
-  }
+  });
   if (last_bin != 0) atomicAdd(&memory.count[kBins - 1], last_bin);
   __syncthreads();
   const unsigned long long count = memory.count[tid];
@@ -124,13 +159,16 @@ __device__ void FindCutBin(const RowView& row, BinOf bin_of, const Target& targe
   const unsigned long long here = target.by_weight ? weights : counts;
   const unsigned long long before = target.by_weight ? weights - weight : counts - count;
   const unsigned long long all = target.by_weight ? all_weight : all_count;
-  const bool reached = before < target.value && here >= target.value;
-  const bool last = all < target.value && count > 0 && counts == all_count;
+  const unsigned long long wanted =
+      target.share != 0 ? Share(target.share, all_weight) : target.value;
+  const bool reached = before < wanted && here >= wanted;
+  const bool last = all < wanted && count > 0 && counts == all_count;
   if (reached || last) {
     memory.cut_bin = tid;
     memory.count_before = counts - count;
     memory.weight_before = weights - weight;
     memory.count_through = counts;
+    memory.all_weight = all_weight;
   }
   __syncthreads();
 }
@@ -140,12 +178,11 @@ template <typename Wanted>
 __device__ int Gather(const RowView& row, Wanted wanted, SelectMemory& memory) {
   if (threadIdx.x == 0) memory.gathered = 0;
   __syncthreads();
-  for (int32_t t = static_cast<int32_t>(threadIdx.x); t < row.size; t += kSampleThreads) {
-    const float logit = row.At(t);
-    if (logit == -INFINITY || !wanted(logit, t)) continue;
+  ForEachToken(row, [&](float logit, int32_t t) {
+    if (logit == -INFINITY || !wanted(logit, t)) return;
     const uint32_t place = atomicAdd(&memory.gathered, 1u);
     if (place < kMaxSorted) memory.keys[place] = KeyOf(logit, t);
-  }
+  });
   __syncthreads();
   return static_cast<int>(min(memory.gathered, static_cast<uint32_t>(kMaxSorted)));
 }
@@ -185,13 +222,12 @@ __device__ void FindRange(const RowView& row, Wanted wanted, SelectMemory& memor
   __syncthreads();
   TokenKey low = ~TokenKey{0};
   TokenKey high = 0;
-  for (int32_t t = static_cast<int32_t>(threadIdx.x); t < row.size; t += kSampleThreads) {
-    const float logit = row.At(t);
-    if (logit == -INFINITY || !wanted(logit, t)) continue;
+  ForEachToken(row, [&](float logit, int32_t t) {
+    if (logit == -INFINITY || !wanted(logit, t)) return;
     const TokenKey key = KeyOf(logit, t);
     low = min(low, key);
     high = max(high, key);
-  }
+  });
   atomicMin(&memory.low, low);
   atomicMax(&memory.high, high);
   __syncthreads();

@@ -10,6 +10,10 @@ namespace layercake::kernels::cuda {
 // same way whatever runs beside it.
 inline constexpr int kSplitTokens = 256;
 
+// A sequence with more rows than this in a step is a prompt: its rows go to the tiled kernel. The
+// choice depends on the sequence alone, so neighbours do not change a row's bits.
+inline constexpr int kMaxDecodeRowsOfSequence = 16;
+
 // Query rows of one sequence at consecutive rows, for the prefill attention.
 struct RowTile {
   int32_t first_row;
@@ -23,6 +27,9 @@ struct StepView {
   const int32_t* rope_position = nullptr;  // (rows)
   const int32_t* table_index = nullptr;    // (rows)
   const int32_t* tables = nullptr;         // (sequences, table_stride): block ids
+  // (rows): so many first positions of the row's sequence lie in blocks that no row of this step
+  // writes; they may be read before the kernels that store keys and values have run.
+  const int32_t* old_positions = nullptr;
   int table_stride = 0;
   const int32_t* decode_rows = nullptr;  // (decode_count): rows that the split attention takes
   int decode_count = 0;
