@@ -24,6 +24,18 @@ absl::Status TimedOut(absl::Duration timeout) {
       absl::StrCat("not connected and checked within ", absl::FormatDuration(timeout)));
 }
 
+// What a worker has instead of what was asked for.
+std::string Kinds(absl::Span<transport::ChannelFactory* const> factories) {
+  std::string kinds;
+  bool device_slots = false;
+  for (const transport::ChannelFactory* factory : factories) {
+    absl::StrAppend(&kinds, kinds.empty() ? "" : ", ", NameOf(factory->kind()));
+    device_slots = device_slots || factory->kind() == TransportKind::kCudaIpc;
+  }
+  return absl::StrCat(": this worker has ", kinds.empty() ? "none" : kinds,
+                      device_slots ? "" : " (cuda_ipc needs a CUDA device)");
+}
+
 bool Offers(const v1::ChannelOffer& offer, TransportKind kind) {
   return std::any_of(offer.kinds().begin(), offer.kinds().end(),
                      [&](const v1::KindOffer& entry) { return entry.kind() == NameOf(kind); });
@@ -52,9 +64,9 @@ absl::StatusOr<std::unique_ptr<UpstreamEnd>> UpstreamEnd::Create(const Neighbour
     }
   }
   if (end->candidates_.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("stage ", options.stage,
-                                                      " cannot offer a channel for transport \"",
-                                                      options.transport, "\"", failures));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "stage ", options.stage, " cannot offer a channel for transport \"", options.transport,
+        "\"", failures.empty() ? Kinds(context.factories) : failures));
   }
   return end;
 }

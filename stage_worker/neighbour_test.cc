@@ -252,6 +252,16 @@ TEST_F(CudaNeighbours, RefuseWhenDeviceMemoryIsRequiredAndACopyLies) {
   EXPECT_THAT(received_.status().message(), HasSubstr("require:cuda_ipc"));
 }
 
+TEST_F(NeighbourTest, SaysWhatItHasInsteadOfARequiredKind) {
+  loop_.Run([&] {
+    const auto upstream = UpstreamEnd::Create(Options(1, "require:cuda_ipc"), Context(receiving_),
+                                              Callbacks(received_, received_done_));
+    EXPECT_TRUE(absl::IsFailedPrecondition(upstream.status())) << upstream.status();
+    EXPECT_THAT(upstream.status().message(), HasSubstr("local, pinned_host"));
+    EXPECT_THAT(upstream.status().message(), HasSubstr("needs a CUDA device"));
+  });
+}
+
 TEST_F(CudaNeighbours, MeetInHostMemoryWhenOneIsOnACpu) {
   receiving_ = {&pinned_};
   Connect("auto");
