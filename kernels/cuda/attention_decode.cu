@@ -67,27 +67,31 @@ __device__ void Combine(const KvView& cache, const AttentionArguments& a, const 
       a.out + (static_cast<int64_t>(block.row) * a.heads + block.first_head) * cache.head_dim);
 }
 
-template <int kHeadDim>
+// kFolded: at most 8 query heads, whose high halves take the upper half of a tensor core tile and
+// whose low halves the lower one: one product makes both scores, which lie in one thread.
+template <int kHeadDim, bool kFolded>
 struct DecodeShape {
   static constexpr int kStageTokens = 16;
   static constexpr int kStages = kWarpTokens / kStageTokens;
-  // Two blocks on a multiprocessor, of which one computes while the other's loads are on their way.
+  // Two blocks on a multiprocessor (three when folded): one computes while the others' loads are on
+  // their way.
   static constexpr int kBuffers = kHeadDim > 64 ? 2 : 4;
   static constexpr int kPitch = kHeadDim * 2 + 16;  // bytes; rows fall into different banks
   static constexpr int kStageBytes = 2 * kStageTokens * kPitch;
-  static constexpr int kQueryBytes = 2 * kHeadsPerBlock * kPitch;  // high and low halves
+  static constexpr int kLowRow = kFolded ? 8 : kHeadsPerBlock;  // of the low halves of queries
+  static constexpr int kQueryBytes = (kFolded ? 1 : 2) * kHeadsPerBlock * kPitch;
   static constexpr int kOffsetBytes = kSplitTokens * 8;
   static constexpr int kSharedBytes = kQueryBytes + kOffsetBytes + kWarps * kBuffers * kStageBytes;
   static_assert(kBuffers * kStageBytes >= kHeadsPerBlock * (kHeadDim + 2) * 4);
 };
 
 // q = high + low, both halves: 22 bits of each value.
-template <int kHeadDim>
+template <int kHeadDim, bool kFolded>
 __device__ void FillQueries(const AttentionArguments& a, const DecodeBlock& block, int head_dim,
                             char* queries) {
-  using Shape = DecodeShape<kHeadDim>;
+  using Shape = DecodeShape<kHeadDim, kFolded>;
   const float* q = a.q + (static_cast<int64_t>(block.row) * a.heads + block.first_head) * head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < kHeadsPerBlock * kHeadDim; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < Shape::kLowRow * kHeadDim; i += kThreads) {
     const int h = i / kHeadDim;
     const int d = i % kHeadDim;
     const float value =
@@ -95,14 +99,14 @@ __device__ void FillQueries(const AttentionArguments& a, const DecodeBlock& bloc
     const __half high = __float2half_rn(value);
     __half* to = reinterpret_cast<__half*>(queries + h * Shape::kPitch) + d;
     *to = high;
-    *(to + kHeadsPerBlock * Shape::kPitch / 2) = __float2half_rn(value - __half2float(high));
+    *(to + Shape::kLowRow * Shape::kPitch / 2) = __float2half_rn(value - __half2float(high));
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kFolded>
 __device__ void IssueStage(const KvView& cache, const DecodeBlock& block, const int64_t* offsets,
                            int first, uint32_t to) {
-  using Shape = DecodeShape<kHeadDim>;
+  using Shape = DecodeShape<kHeadDim, kFolded>;
   constexpr int kChunks = kHeadDim / 8;
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll 8
@@ -120,26 +124,26 @@ __device__ void IssueStage(const KvView& cache, const DecodeBlock& block, const 
 
 // The first loads of a warp that are (not) of older steps: the old ones may be asked for while the
 // kernels before this one still run.
-template <int kHeadDim>
+template <int kHeadDim, bool kFolded>
 __device__ void IssueFirst(const KvView& cache, const DecodeBlock& block, const int64_t* offsets,
                            uint32_t buffers, bool old) {
-  using Shape = DecodeShape<kHeadDim>;
+  using Shape = DecodeShape<kHeadDim, kFolded>;
   const int first = static_cast<int>(threadIdx.x) / 32 * kWarpTokens;
 #pragma unroll
   for (int s = 0; s < Shape::kBuffers; ++s) {
     const int begin = first + s * Shape::kStageTokens;
     if ((begin + Shape::kStageTokens <= block.old_positions) != old) continue;
-    IssueStage<kHeadDim>(cache, block, offsets, begin,
-                         buffers + static_cast<uint32_t>(s * Shape::kStageBytes));
+    IssueStage<kHeadDim, kFolded>(cache, block, offsets, begin,
+                                  buffers + static_cast<uint32_t>(s * Shape::kStageBytes));
   }
 }
 
 // One warp's part of the split: kWarpTokens positions, of which the first are on their way.
-template <int kHeadDim>
+template <int kHeadDim, bool kFolded>
 __device__ void AttendWarp(const KvView& cache, const AttentionArguments& a,
                            const DecodeBlock& block, const int64_t* offsets, uint32_t queries,
                            uint32_t buffers, SoftmaxState<kHeadDim>& state) {
-  using Shape = DecodeShape<kHeadDim>;
+  using Shape = DecodeShape<kHeadDim, kFolded>;
   constexpr int kTokens = Shape::kStageTokens;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int first = static_cast<int>(threadIdx.x) / 32 * kWarpTokens;
@@ -151,30 +155,35 @@ __device__ void AttendWarp(const KvView& cache, const AttentionArguments& a,
     const uint32_t keys = buffers + static_cast<uint32_t>(s % Shape::kBuffers * Shape::kStageBytes);
     float scores[kTokens / 8][4] = {};
     AddScores<kHeadDim, kTokens>(scores, queries, keys, Shape::kPitch);
-    AddScores<kHeadDim, kTokens>(scores, queries + kHeadsPerBlock * Shape::kPitch, keys,
-                                 Shape::kPitch);
+    if constexpr (!kFolded) {
+      AddScores<kHeadDim, kTokens>(scores, queries + kHeadsPerBlock * Shape::kPitch, keys,
+                                   Shape::kPitch);
+    }
 #pragma unroll
     for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int position = first + s * kTokens + n * 8 + lane % 4 * 2 + j % 2;
-        scores[n][j] = position < block.positions ? scores[n][j] * scale : -INFINITY;
+        const float score = kFolded && j < 2 ? scores[n][j] + scores[n][j + 2] : scores[n][j];
+        const bool present = position < block.positions && (!kFolded || j < 2);
+        scores[n][j] = present ? score : -INFINITY;
       }
     }
-    state.template Add<kTokens>(scores, keys + kTokens * Shape::kPitch, Shape::kPitch);
+    state.template Add<kTokens>(scores, scale, keys + kTokens * Shape::kPitch, Shape::kPitch);
     __syncwarp();
     if (s + Shape::kBuffers < Shape::kStages) {
-      IssueStage<kHeadDim>(cache, block, offsets, first + (s + Shape::kBuffers) * kTokens, keys);
+      IssueStage<kHeadDim, kFolded>(cache, block, offsets, first + (s + Shape::kBuffers) * kTokens,
+                                    keys);
     }
     CommitCopies();
   }
 }
 
 // Adds up the four warps' states, in order, into the split's part or, alone, into the result.
-template <int kHeadDim>
+template <int kHeadDim, bool kFolded>
 __device__ void MergeWarps(const KvView& cache, const AttentionArguments& a,
                            const DecodeBlock& block, int splits_bound, const char* states) {
-  using Shape = DecodeShape<kHeadDim>;
+  using Shape = DecodeShape<kHeadDim, kFolded>;
   const PartsView parts(a, static_cast<int>(gridDim.z), splits_bound, cache.head_dim);
   for (int i = static_cast<int>(threadIdx.x); i < block.head_count * cache.head_dim;
        i += kThreads) {
@@ -208,10 +217,10 @@ __device__ void MergeWarps(const KvView& cache, const AttentionArguments& a,
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kFolded>
 __global__ void __launch_bounds__(kThreads)
     DecodeAttentionKernel(StepView step, KvView cache, AttentionArguments a, int first_row) {
-  using Shape = DecodeShape<kHeadDim>;
+  using Shape = DecodeShape<kHeadDim, kFolded>;
   extern __shared__ __align__(128) char shared[];
   // The step's data came before its first kernel began, and older keys in older steps: neither has
   // to wait for the kernel before this one.
@@ -227,19 +236,21 @@ __global__ void __launch_bounds__(kThreads)
       buffers + static_cast<size_t>(threadIdx.x) / 32 * Shape::kBuffers * Shape::kStageBytes;
   FillOffsets(step, cache, block, offsets);
   __syncthreads();
-  IssueFirst<kHeadDim>(cache, block, offsets, SharedAddress(own), /*old=*/true);
+  IssueFirst<kHeadDim, kFolded>(cache, block, offsets, SharedAddress(own), /*old=*/true);
   GridDependencyWait();
   GridLaunchDependents();
-  IssueFirst<kHeadDim>(cache, block, offsets, SharedAddress(own), /*old=*/false);
+  IssueFirst<kHeadDim, kFolded>(cache, block, offsets, SharedAddress(own), /*old=*/false);
   // All first loads are one group; empty ones stand for the other buffers.
   for (int s = 0; s < Shape::kBuffers; ++s) CommitCopies();
-  FillQueries<kHeadDim>(a, block, cache.head_dim, queries);
+  FillQueries<kHeadDim, kFolded>(a, block, cache.head_dim, queries);
   __syncthreads();
 
   const int lane = static_cast<int>(threadIdx.x % 32);
   SoftmaxState<kHeadDim> state;
   state.Clear();
-  AttendWarp<kHeadDim>(cache, a, block, offsets, SharedAddress(queries), SharedAddress(own), state);
+  AttendWarp<kHeadDim, kFolded>(cache, a, block, offsets, SharedAddress(queries),
+                                SharedAddress(own), state);
+  state.Finish();
   WaitCopies<0>();
   __syncwarp();
   auto* out = reinterpret_cast<float*>(own);
@@ -257,7 +268,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  MergeWarps<kHeadDim>(cache, a, block, step.splits, buffers);
+  MergeWarps<kHeadDim, kFolded>(cache, a, block, step.splits, buffers);
   if (block.splits > 1) {
     Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared + Shape::kQueryBytes),
             (Shape::kSharedBytes - Shape::kQueryBytes) / 4);
@@ -331,20 +342,24 @@ struct Choice {
 };
 
 template <int kHeadDim>
-Choice Shaped() {
-  return {DecodeAttentionKernel<kHeadDim>, DecodeShape<kHeadDim>::kSharedBytes};
+Choice Shaped(bool folded) {
+  return folded ? Choice{DecodeAttentionKernel<kHeadDim, true>,
+                         DecodeShape<kHeadDim, true>::kSharedBytes}
+                : Choice{DecodeAttentionKernel<kHeadDim, false>,
+                         DecodeShape<kHeadDim, false>::kSharedBytes};
 }
 
-Choice Choose(const KvView& cache, int splits) {
+Choice Choose(const KvView& cache, int group, int splits) {
   if (!cache.half || cache.head_dim % 8 != 0) {
     return {cache.half ? PlainAttentionKernel<__half> : PlainAttentionKernel<float>, splits * 4};
   }
-  if (cache.head_dim <= 64) return Shaped<64>();
-  if (cache.head_dim <= 80) return Shaped<80>();
-  if (cache.head_dim <= 96) return Shaped<96>();
-  if (cache.head_dim <= 128) return Shaped<128>();
-  if (cache.head_dim <= 192) return Shaped<192>();
-  return Shaped<256>();
+  const bool folded = group <= 8;
+  if (cache.head_dim <= 64) return Shaped<64>(folded);
+  if (cache.head_dim <= 80) return Shaped<80>(folded);
+  if (cache.head_dim <= 96) return Shaped<96>(folded);
+  if (cache.head_dim <= 128) return Shaped<128>(folded);
+  if (cache.head_dim <= 192) return Shaped<192>(folded);
+  return Shaped<256>(folded);
 }
 
 }  // namespace
@@ -363,19 +378,21 @@ int AttentionRowsPerLaunch(size_t parts_bytes, int heads, int head_dim, int spli
 int AttentionCounters(int heads) { return heads; }
 
 cudaError_t PrepareDecodeAttention() {
-  for (const Choice& choice :
-       {Shaped<64>(), Shaped<80>(), Shaped<96>(), Shaped<128>(), Shaped<192>(), Shaped<256>()}) {
-    const cudaError_t error =
-        AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
-    if (error != cudaSuccess) return error;
+  for (const bool folded : {false, true}) {
+    for (const Choice& choice : {Shaped<64>(folded), Shaped<80>(folded), Shaped<96>(folded),
+                                 Shaped<128>(folded), Shaped<192>(folded), Shaped<256>(folded)}) {
+      const cudaError_t error =
+          AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
+      if (error != cudaSuccess) return error;
+    }
   }
   return cudaSuccess;
 }
 
 cudaError_t LaunchDecodeAttention(const Context& context, const StepView& step, const KvView& cache,
                                   const AttentionArguments& arguments) {
-  const Choice choice = Choose(cache, step.splits);
   const int group = arguments.heads / cache.kv_heads;
+  const Choice choice = Choose(cache, group, step.splits);
   const int chunks = (group + kHeadsPerBlock - 1) / kHeadsPerBlock;
   const int per_launch =
       AttentionRowsPerLaunch(arguments.parts_bytes, arguments.heads, cache.head_dim, step.splits);

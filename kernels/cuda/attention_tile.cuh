@@ -64,8 +64,15 @@ __device__ __forceinline__ float QuadSum(float value) {
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
+// 2^x; 0 for -inf and results below 2^-126.
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // The running softmax of one warp: 16 query rows, of which a lane has rows lane / 4 and that + 8.
-// Scores are in units of log2.
+// `max` is in units of log2.
 template <int kHeadDim>
 struct SoftmaxState {
   float out[kHeadDim / 8][4];
@@ -82,10 +89,11 @@ struct SoftmaxState {
     sum[0] = sum[1] = 0;
   }
 
-  // Takes kPositions scores (masked ones are -inf), which become probabilities in halves, and adds
-  // what they weigh of `values`: kPositions rows of `pitch` bytes in shared memory.
+  // Takes kPositions scores (masked ones are -inf), `scale` units of log2 each, which become
+  // probabilities, and adds what they weigh of `values`: kPositions rows of `pitch` bytes in shared
+  // memory. scale > 0.
   template <int kPositions>
-  __device__ void Add(float (&scores)[kPositions / 8][4], uint32_t values, int pitch) {
+  __device__ void Add(float (&scores)[kPositions / 8][4], float scale, uint32_t values, int pitch) {
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -94,20 +102,20 @@ struct SoftmaxState {
       for (int n = 0; n < kPositions / 8; ++n) {
         tile_max = fmaxf(tile_max, fmaxf(scores[n][2 * h], scores[n][2 * h + 1]));
       }
-      const float new_max = fmaxf(max[h], QuadMax(tile_max));
+      const float new_max = fmaxf(max[h], QuadMax(tile_max) * scale);
       const float base = new_max == -INFINITY ? 0.0f : new_max;
-      factor[h] = exp2f(max[h] - base);
+      factor[h] = Exp2(max[h] - base);
       max[h] = new_max;
       float tile_sum = 0;
 #pragma unroll
       for (int n = 0; n < kPositions / 8; ++n) {
 #pragma unroll
         for (int j = 2 * h; j < 2 * h + 2; ++j) {
-          scores[n][j] = __half2float(__float2half_rn(exp2f(scores[n][j] - base)));
+          scores[n][j] = Exp2(fmaf(scores[n][j], scale, -base));
           tile_sum += scores[n][j];
         }
       }
-      sum[h] = sum[h] * factor[h] + QuadSum(tile_sum);
+      sum[h] = sum[h] * factor[h] + tile_sum;
     }
 #pragma unroll
     for (int i = 0; i < kHeadDim / 8; ++i) {
@@ -131,6 +139,12 @@ struct SoftmaxState {
         MultiplyAdd(out[2 * n + 1], a, b[2], b[3]);
       }
     }
+  }
+
+  // After the last Add: a lane has added up its own columns only until here.
+  __device__ void Finish() {
+    sum[0] = QuadSum(sum[0]);
+    sum[1] = QuadSum(sum[1]);
   }
 };
 

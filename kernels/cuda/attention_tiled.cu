@@ -153,18 +153,19 @@ __global__ void __launch_bounds__(kThreads, 2)
     FillOffsets<kHeadDim>(cache, block, (t + 2) * kTokens, offsets[t % 2]);
     float scores[kTokens / 8][4] = {};
     AddScores<kHeadDim, kTokens>(scores, queries, keys, Shape::kPitch);
-    const bool masked = t * kTokens + kTokens - 1 > first_limit;
+    if (t * kTokens + kTokens - 1 > first_limit) {
 #pragma unroll
-    for (int n = 0; n < kTokens / 8; ++n) {
+      for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        scores[n][j] *= scale;
-        const int position = t * kTokens + n * 8 + lane % 4 * 2 + j % 2;
-        if (masked && position > limits[j / 2]) scores[n][j] = -INFINITY;
+        for (int j = 0; j < 4; ++j) {
+          const int position = t * kTokens + n * 8 + lane % 4 * 2 + j % 2;
+          if (position > limits[j / 2]) scores[n][j] = -INFINITY;
+        }
       }
     }
-    state.template Add<kTokens>(scores, keys + kTokens * Shape::kPitch, Shape::kPitch);
+    state.template Add<kTokens>(scores, scale, keys + kTokens * Shape::kPitch, Shape::kPitch);
   }
+  state.Finish();
   StoreRows<kHeadDim>(cache, a, block, state);
 }
 
