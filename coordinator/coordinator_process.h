@@ -23,10 +23,14 @@ struct CoordinatorProcessOptions {
   int context_tokens = 0;       // of one sequence; 0: the model's, at most 4,096
   int max_sequences = 64;       // running at once
   int max_queued = 1024;
-  int max_rows = 256;         // of one micro-batch
-  int prefill_rows = 256;     // prompt rows of one micro-batch
-  int max_in_flight = 0;      // micro-batches, at most; 0: one more than stages
-  int kv_blocks = 0;          // 0: enough for four full contexts, at least max_sequences blocks
+  int max_rows = 256;      // of one micro-batch
+  int prefill_rows = 256;  // prompt rows of one micro-batch
+  int max_in_flight = 0;   // micro-batches, at most; 0: one more than stages
+  // 0: what fits beside the weights where stage_memory_bytes says how much there is, else enough
+  // for four full contexts and at least max_sequences blocks.
+  int kv_blocks = 0;
+  // Of each stage, bytes of its device that it may use; 0 or missing: unknown.
+  std::vector<uint64_t> stage_memory_bytes;
   int max_output_tokens = 0;  // the operator's ceiling for one request; 0: none
   absl::Duration worker_wait = absl::Seconds(120);  // for all workers to dial in
   absl::Duration load_silence = absl::Seconds(30);  // a loading stage that makes no progress

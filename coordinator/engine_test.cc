@@ -43,13 +43,15 @@ class EngineTest : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_NE(tokenizer_, nullptr); }
 
-  void StartEngine(int kv_blocks = 64, int max_queued = 8) {
+  void StartEngine(int kv_blocks = 64, int max_queued = 8,
+                   absl::Duration queue_timeout = absl::Seconds(60)) {
     EngineOptions options;
     options.chain.plan.stages = {{0, 1}};
     options.chain.plan.ring.set_plan_slot_bytes(65'536);
     options.scheduler.kv_blocks = kv_blocks;
     options.scheduler.block_tokens = 4;
     options.scheduler.max_queued = max_queued;
+    options.scheduler.queue_timeout = queue_timeout;
     options.scheduler.max_sequences = 8;
     options.model_name = "words";
     options.max_pending_bytes = 20;
@@ -302,6 +304,68 @@ TEST_F(EngineTest, EndsWhatTheGraceDoesNotSuffice) {
   loop_.Advance(absl::Seconds(4));
   EXPECT_EQ(ReasonOf(sink->error), ErrorReason::kShuttingDown);
   EXPECT_TRUE(stopped_);
+}
+
+TEST_F(EngineTest, SeveralChoicesEndOneByOneAndTheRequestWithTheLast) {
+  StartEngine();
+  Connect();
+  struct ChoiceSink final : RequestSink {
+    void OnStarted(const v1::Started&) override { ++started; }
+    void OnPromptLogprobs(const v1::PromptLogprobs&) override {}
+    void OnDelta(v1::Delta delta) override { text[delta.index()] += delta.text(); }
+    void OnFinished(const v1::Finished& event) override { finished.push_back(event); }
+    void OnError(const absl::Status& status) override { error = status; }
+    size_t pending_bytes() const override { return 0; }
+    int started = 0;
+    std::map<int, std::string> text;
+    std::vector<v1::Finished> finished;
+    absl::Status error;
+  };
+  auto sink = std::make_shared<ChoiceSink>();
+  PreparedRequest request;
+  request.prompt = {0, 1, 2, 0, 1, 2, 0, 1, 2};
+  request.max_tokens = 2;
+  request.n = 3;
+  request.sampling.set_seed(77);
+  engine_->Submit(std::move(request), sink);
+  loop_.RunPosted();
+  StepAll(sentence_);
+  EXPECT_EQ(sink->started, 1);
+  EXPECT_TRUE(sink->error.ok()) << sink->error;
+  ASSERT_EQ(sink->finished.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(sink->text[i], " fox!");
+    EXPECT_EQ(sink->finished[static_cast<size_t>(i)].usage().completion_tokens(), 2);
+  }
+  // Eight of the prompt's nine tokens lie in full blocks: two choices found them there.
+  engine_->GetLoads([](v1::GetLoadsResponse loads) {
+    EXPECT_EQ(loads.cached_prompt_tokens_total(), 16u);
+    EXPECT_EQ(loads.kv_blocks_used(), 0);
+  });
+  loop_.RunPosted();
+  std::map<uint64_t, uint64_t> seeds;
+  for (const v1::ToWorker& message : worker_->received) {
+    for (const v1::SequenceBegin& begin : message.plan().begins()) {
+      seeds[begin.sequence()] = begin.sampling().seed();
+      EXPECT_EQ(begin.history_size(), begin.sequence() == 1 ? 0 : 8);
+    }
+  }
+  ASSERT_EQ(seeds.size(), 3u);
+  EXPECT_EQ(seeds[1], 77u);
+  EXPECT_NE(seeds[2], seeds[3]);
+}
+
+TEST_F(EngineTest, ARequestThatIsNotAdmittedInTimeIsToldToTryLater) {
+  StartEngine(/*kv_blocks=*/4, /*max_queued=*/8, absl::Seconds(2));
+  Connect();
+  const auto first = Ask({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 1);
+  const auto second = Ask({1, 0, 0, 0, 0, 0, 0, 0, 1}, 1);
+  loop_.Advance(absl::Seconds(1.9));
+  EXPECT_TRUE(second->error.ok());
+  loop_.Advance(absl::Seconds(0.2));
+  EXPECT_TRUE(first->error.ok());
+  EXPECT_EQ(ReasonOf(second->error), ErrorReason::kQueueFull);
+  EXPECT_THAT(std::string(second->error.message()), HasSubstr("overloaded"));
 }
 
 }  // namespace

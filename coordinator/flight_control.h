@@ -3,8 +3,10 @@
 //
 // With as many micro-batches as stages, a stage waits for a hop in each step. One more hides the
 // hops, but the same rows then go in smaller micro-batches, each of which reads all weights. Which
-// is better follows from two measured things: the gap between results over the time of the slowest
-// stage, and how a step's time depends on its rows (step_cost.h).
+// is better is guessed from two measured things: the gap between results over the time of the
+// slowest stage, and how a step's time depends on its rows (step_cost.h). A gap may have other
+// reasons than hops (stages that share cores), so the guess is tried, and taken back where it did
+// not bring more tokens.
 #pragma once
 
 #include <functional>
@@ -40,6 +42,13 @@ class FlightControl {
   double gap_ = 0;  // seconds, measured with one micro-batch for each stage
   int results_ = 0;
   int gaps_ = 0;
+  // Since the last decision, while as many were in flight as wanted.
+  double seconds_ = 0;
+  double samples_ = 0;
+  bool trying_ = false;
+  double rate_before_ = 0;  // samples a second, before the one that is tried
+  int hold_ = 0;            // decisions until it may be tried (again)
+  int next_hold_ = 4;       // after a try that did not help
 };
 
 }  // namespace layercake::coordinator

@@ -177,6 +177,36 @@ TEST_F(InferenceServiceTest, ChoicesAreNotMixedWhenDeltasAreMerged) {
   EXPECT_EQ(tokens, 2000);
 }
 
+TEST_F(InferenceServiceTest, TheCallEndsWithTheLastOfItsChoices) {
+  Start();
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  request.set_text("Hi");
+  request.set_n(2);
+  const auto [prepared, sink] = Generate(&context, request);
+  ASSERT_NE(sink, nullptr);
+  EXPECT_EQ(prepared.n, 2);
+  for (const int index : {1, 0}) {
+    v1::Finished finished = FinishedOf(v1::FINISH_REASON_STOP);
+    finished.set_index(index);
+    sink->OnFinished(finished);
+    if (index == 0) break;
+    v1::Delta delta = DeltaOf(5, "still");
+    delta.set_index(0);
+    sink->OnDelta(std::move(delta));
+  }
+  std::vector<int> ended;
+  bool still = false;
+  v1::GenerateResponse response;
+  while (reader_->Read(&response)) {
+    if (response.has_finished()) ended.push_back(response.finished().index());
+    still |= response.delta().text() == "still";
+  }
+  EXPECT_TRUE(reader_->Finish().ok());
+  EXPECT_EQ(ended, (std::vector<int>{1, 0}));
+  EXPECT_TRUE(still);
+}
+
 TEST_F(InferenceServiceTest, CutsOffAClientThatDoesNotReadAndTellsTheEngine) {
   Start({.max_pending_bytes = 1 << 20});
   grpc::ClientContext context;

@@ -21,6 +21,7 @@ Scheduler::Scheduler(const SchedulerOptions& options)
       pool_(options.kv_blocks),
       flight_(options.stages, options.max_in_flight),
       costs_(static_cast<size_t>(options.stages)),
+      last_timed_(static_cast<size_t>(options.stages)),
       recent_shapes_(kRecentSteps) {
   LC_CHECK(options.stages >= 1 && options.max_in_flight >= 1, "stages ", options.stages,
            ", in flight ", options.max_in_flight);
@@ -117,6 +118,10 @@ void Scheduler::StepDone(StepId step, base::Instant now) {
 void Scheduler::StepTime(int stage, StepId step, double seconds) {
   const auto& [recent, shape] = recent_shapes_[static_cast<uint64_t>(step) % kRecentSteps];
   if (recent != step || shape.rows == 0) return;
+  // Heartbeats repeat the latest steps: each counts once.
+  StepId& last = last_timed_[static_cast<size_t>(stage)];
+  if (step <= last) return;
+  last = step;
   costs_[static_cast<size_t>(stage)].Add(shape, seconds);
 }
 

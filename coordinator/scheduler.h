@@ -201,6 +201,7 @@ class Scheduler {
   FairQueue queue_;
   FlightControl flight_;
   std::vector<StepCostModel> costs_;  // of each stage
+  std::vector<StepId> last_timed_;    // of each stage
 
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;  // never iterated
   std::set<Rank> running_;                                                // admitted

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/kv_budget.h"
 #include "model/gguf/tokenizer_metadata.h"
 #include "model/weights.h"
 
@@ -62,7 +63,7 @@ absl::StatusOr<std::vector<model::LayerRange>> CutLayers(const CoordinatorProces
 
 // Tokens, rows and blocks of the plan; the layers are cut already.
 absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::ModelConfig& config,
-                        ChainPlan& plan) {
+                        const model::WeightBytes& bytes, ChainPlan& plan) {
   const int trained = static_cast<int>(config.context_length);
   plan.context_tokens =
       options.context_tokens > 0 ? options.context_tokens : std::min(trained, kDefaultContext);
@@ -71,8 +72,28 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
         "--context ", plan.context_tokens, ": the model was trained for ", trained, " tokens"));
   }
   const int per_context = (plan.context_tokens + plan.kv_block_tokens - 1) / plan.kv_block_tokens;
-  plan.kv_blocks =
-      options.kv_blocks > 0 ? options.kv_blocks : std::max(4 * per_context, options.max_sequences);
+  // Full contexts for all sequences at once, as far as they fit.
+  const int64_t most = std::min<int64_t>(int64_t{per_context} * options.max_sequences, 1 << 24);
+  const std::optional<int> fitting =
+      KvBlocksThatFit(config, bytes, plan.stages,
+                      {.stage_memory_bytes = options.stage_memory_bytes,
+                       .block_tokens = plan.kv_block_tokens,
+                       .element_bytes = plan.kv_type == v1::KV_CACHE_TYPE_F32 ? 4 : 2,
+                       .max_rows = options.max_rows,
+                       .most = static_cast<int>(most)});
+  if (options.kv_blocks > 0) {
+    plan.kv_blocks = options.kv_blocks;
+  } else if (fitting.has_value()) {
+    plan.kv_blocks = *fitting;
+    if (*fitting < per_context) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "beside the weights the devices have room for ", *fitting, " KV blocks; one context of ",
+          plan.context_tokens, " tokens needs ", per_context, " of ", plan.kv_block_tokens,
+          "; use more stages, a smaller --context, or set --kv-blocks"));
+    }
+  } else {
+    plan.kv_blocks = std::max(4 * per_context, options.max_sequences);
+  }
   if (plan.kv_blocks < per_context) {
     return absl::InvalidArgumentError(
         absl::StrCat("--kv-blocks ", plan.kv_blocks, ": one context of ", plan.context_tokens,
@@ -123,7 +144,7 @@ absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(
   ChainPlan& plan = served->plan;
   LC_ASSIGN_OR_RETURN(plan.stages, CutLayers(options, served->config, bytes));
   LC_ASSIGN_OR_RETURN(plan.kv_type, ParseKvType(options.kv_type));
-  LC_RETURN_IF_ERROR(PlanMemory(options, served->config, plan));
+  LC_RETURN_IF_ERROR(PlanMemory(options, served->config, bytes, plan));
   plan.model_path = options.model_path;
   plan.model_fingerprint = served->files->fingerprint();
   plan.transport = options.transport;

@@ -245,6 +245,40 @@ TEST_F(Cases, BatchRequestsRunBesideInteractiveOnesAndBehindThem) {
   EXPECT_LT(first_batch, 0.5 * report.seconds) << "none waits for all the others";
 }
 
+TEST_F(Cases, AClientWithManyRequestsDoesNotStarveOneWithFew) {
+  SimOptions options = GpuChain(2);
+  options.scheduler.max_sequences = 8;
+  std::vector<SimRequest> requests;
+  for (int i = 0; i < 200; ++i) {
+    requests.push_back(Ask(0, 64, 50));
+    requests.back().request.client = "many";
+  }
+  for (int i = 0; i < 10; ++i) {
+    requests.push_back(Ask(1 + 0.5 * i, 64, 50));
+    requests.back().request.client = "few";
+  }
+  const SimReport report = Simulation(options, *tokenizer_, 1).Run(requests);
+  for (size_t i = 200; i < requests.size(); ++i) {
+    const SimOutcome& outcome = report.outcomes[i];
+    // As long as one of those that run takes to end, and its own way.
+    EXPECT_LE(outcome.choices[0].times[0] - outcome.submitted, 0.5) << i;
+  }
+  EXPECT_GE(report.seconds, 8) << "the others had to wait for that long";
+}
+
+TEST_F(Cases, SixteenUnequalStagesAreAsBusyAsTheSlowestAllows) {
+  SimOptions options = GpuChain(16);
+  for (size_t i = 0; i < 16; ++i)
+    options.stages[i].fixed *= i == 5 ? 1.0 : 0.6 + 0.02 * static_cast<double>(i);
+  const auto requests = DecodeLoad(1, 96, 300);
+  const SimReport report = Simulation(options, *tokenizer_, 1).Run(requests, std::pair{2.0, 6.0});
+  ASSERT_TRUE(report.failure.ok()) << report.failure;
+  EXPECT_GE(report.busy_seconds[5] / 4, 0.97);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_EQ(report.outcomes[i].choices[0].tokens, Right(requests[i], options)) << i;
+  }
+}
+
 TEST_F(Cases, OneMicroBatchMoreIsInFlightWhereHopsAreSlow) {
   for (const double hop : {30e-6, 4e-3}) {
     SimOptions options = GpuChain(4);

@@ -1,0 +1,33 @@
+// How many KV blocks a chain's devices have room for, when nobody says. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/types/span.h"
+#include "model/layer_split.h"
+#include "model/model_config.h"
+#include "model/weights.h"
+
+namespace layercake::coordinator {
+
+struct KvBudget {
+  // Of each stage: bytes of its device that it may use; 0: unknown, sets no bound. Shorter than the
+  // chain: likewise.
+  absl::Span<const uint64_t> stage_memory_bytes;
+  int block_tokens = 16;
+  int element_bytes = 2;  // of a key or value
+  int max_rows = 0;
+  // No use beyond this many blocks.
+  int most = 0;
+};
+
+// The blocks that the tightest stage has room for beside its weights, its buffers and what the
+// backend takes for itself, at most `most`; nullopt when no stage's memory is known. 0 when a stage
+// has no room at all.
+std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
+                                   const model::WeightBytes& weights,
+                                   absl::Span<const model::LayerRange> stages,
+                                   const KvBudget& budget);
+
+}  // namespace layercake::coordinator

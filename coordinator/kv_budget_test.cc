@@ -1,0 +1,68 @@
+#include "coordinator/kv_budget.h"
+
+#include <gtest/gtest.h>
+
+namespace layercake::coordinator {
+namespace {
+
+constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+struct Model {
+  model::ModelConfig config;
+  model::WeightBytes weights;
+
+  Model() {
+    config.hidden_size = 5120;
+    config.n_heads = 40;
+    config.n_kv_heads = 8;
+    config.head_dim = 128;
+    config.ffn_size = 27648;
+    config.vocab_size = 152064;
+    config.n_layers = 64;
+    weights.layers.assign(64, 280'000'000);
+    weights.embedding = 440'000'000;
+    weights.head = 640'000'000;
+  }
+};
+
+KvBudget BudgetOf(const std::vector<uint64_t>& memory) {
+  KvBudget budget;
+  budget.stage_memory_bytes = memory;
+  budget.max_rows = 256;
+  budget.most = 1 << 20;
+  return budget;
+}
+
+TEST(KvBudget, FillsTheTightestStage) {
+  const Model model;
+  const std::vector<model::LayerRange> stages = {{0, 32}, {32, 64}};
+  const std::vector<uint64_t> memory = {80 * kGiB, 24 * kGiB};
+  const auto blocks = KvBlocksThatFit(model.config, model.weights, stages, BudgetOf(memory));
+  ASSERT_TRUE(blocks.has_value());
+  // A block of 16 tokens is 2 MiB on 32 layers: what is left of 24 GiB after 9.6 GB of weights.
+  EXPECT_GT(*blocks, 6000);
+  EXPECT_LT(*blocks, (24 * kGiB - 9'600'000'000) / (2 << 20));
+  const std::vector<uint64_t> more = {80 * kGiB, 25 * kGiB};
+  EXPECT_EQ(*KvBlocksThatFit(model.config, model.weights, stages, BudgetOf(more)), *blocks + 512);
+}
+
+TEST(KvBudget, KnowsNothingWithoutMemory) {
+  const Model model;
+  const std::vector<model::LayerRange> stages = {{0, 32}, {32, 64}};
+  EXPECT_FALSE(KvBlocksThatFit(model.config, model.weights, stages, BudgetOf({})).has_value());
+  EXPECT_FALSE(KvBlocksThatFit(model.config, model.weights, stages, BudgetOf({0, 0})).has_value());
+}
+
+TEST(KvBudget, StopsAtTheMostThatIsOfUseAndAtNothing) {
+  const Model model;
+  const std::vector<model::LayerRange> stages = {{0, 64}};
+  const std::vector<uint64_t> plenty = {1000 * kGiB};
+  KvBudget budget = BudgetOf(plenty);
+  budget.most = 777;
+  EXPECT_EQ(KvBlocksThatFit(model.config, model.weights, stages, budget), 777);
+  const std::vector<uint64_t> little = {10 * kGiB};
+  EXPECT_EQ(KvBlocksThatFit(model.config, model.weights, stages, BudgetOf(little)), 0);
+}
+
+}  // namespace
+}  // namespace layercake::coordinator
