@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/device_memory.h"
+#include "kernels/cuda_backend.h"
 
 namespace layercake::cli {
 namespace {
@@ -46,7 +48,7 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
                 "Tokens of one sequence, prompt and answer (default: the model's, at most 4096)");
   table.Choice("--kv-type", &options->kv_type, {"f16", "f32"}, "Type of the KV cache");
   table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
-                "Blocks of the KV cache (default: enough for four full contexts)");
+                "Blocks of the KV cache (default: what fits a GPU, on cpu four full contexts)");
   table.Integer("--max-sequences", &options->max_sequences, 1, 65536, "Sequences running at once");
   table.Integer("--max-rows", &options->max_rows, 1, 65536, "Rows of one micro-batch");
   table.Integer("--prefill-rows", &options->prefill_rows, 1, 65536,
@@ -106,6 +108,14 @@ absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::stri
   options.coordinator.stages = stages;
   const std::string device = devices == 0 ? "cpu" : flags.devices.front();
   if (devices <= 1) options.devices.assign(static_cast<size_t>(stages), device);
+  // Asking for the cards starts the driver: not where all stages are on the CPU.
+  if (std::any_of(options.devices.begin(), options.devices.end(),
+                  [](const std::string& name) { return name != "cpu"; })) {
+    const auto cards = kernels::ListCudaDevices();
+    if (cards.ok()) {
+      options.coordinator.stage_memory_bytes = StageMemoryBytes(options.devices, *cards);
+    }
+  }
   if (options.threads == 0) options.threads = ThreadsPerWorker(usable_cores, stages);
   return options;
 }

@@ -179,7 +179,8 @@ absl::StatusOr<std::vector<CudaDeviceFacts>> ListCudaDevices() {
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return absl::UnavailableError(
-        absl::StrCat("no CUDA device can be used: ", cudaGetErrorString(error)));
+        absl::StrCat("no CUDA device can be used: ", cudaGetErrorString(error),
+                     "; check that the NVIDIA driver runs (nvidia-smi) and CUDA_VISIBLE_DEVICES"));
   }
   if (count == 0) return absl::UnavailableError("no CUDA device can be used: there is none");
   std::vector<CudaDeviceFacts> devices;
