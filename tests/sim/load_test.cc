@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "tests/sim/traces.h"
@@ -20,6 +21,7 @@ struct Figures {
   double first_p50 = 0, first_p99 = 0;
   double gap_p50 = 0, gap_p95 = 0, gap_p99 = 0;
   double peak_blocks = 0;  // share
+  double fairness = 1;     // Jain's index of the clients' output tokens: 1 is even
 };
 
 // All is counted between `begin` and `end` seconds: of first tokens, those of requests that came
@@ -38,12 +40,22 @@ Figures Measure(Policy policy, int stages, const std::vector<SimRequest>& reques
   for (const double busy : report.busy_seconds) {
     figures.busy = std::min(figures.busy, busy / (end - begin));
   }
-  for (const SimOutcome& outcome : report.outcomes) {
+  std::map<std::string, double> tokens;  // of each client
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const SimOutcome& outcome = report.outcomes[i];
     EXPECT_TRUE(outcome.error.ok()) << outcome.error;
     for (const double time : outcome.choices[0].times) {
-      if (time >= begin && time < end) figures.tokens_per_second += 1 / (end - begin);
+      if (time >= begin && time < end) tokens[requests[i].request.client] += 1;
     }
   }
+  double sum = 0;
+  double squares = 0;
+  for (const auto& [client, count] : tokens) {
+    sum += count;
+    squares += count * count;
+  }
+  figures.tokens_per_second = sum / (end - begin);
+  figures.fairness = sum * sum / (static_cast<double>(tokens.size()) * squares);
   const std::vector<double> first = FirstTokenTimes(report, begin, end);
   const std::vector<double> gaps = TokenGaps(report, begin, end);
   figures.first_p50 = Percentile(first, 0.5);
@@ -56,9 +68,9 @@ Figures Measure(Policy policy, int stages, const std::vector<SimRequest>& reques
 }
 
 void Print(const std::string& name, const Figures& f) {
-  std::printf("| %s | %.1f %% | %.0f | %.2f | %.2f | %.1f | %.1f | %.1f | %.0f %% |\n",
+  std::printf("| %s | %.1f %% | %.0f | %.2f | %.2f | %.1f | %.1f | %.1f | %.0f %% | %.3f |\n",
               name.c_str(), 100 * f.busy, f.tokens_per_second, f.first_p50, f.first_p99,
-              1e3 * f.gap_p50, 1e3 * f.gap_p95, 1e3 * f.gap_p99, 100 * f.peak_blocks);
+              1e3 * f.gap_p50, 1e3 * f.gap_p95, 1e3 * f.gap_p99, 100 * f.peak_blocks, f.fairness);
 }
 
 TEST(Load, DecodesKeepEveryStageBusy) {

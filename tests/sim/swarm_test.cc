@@ -1,7 +1,7 @@
 // Seeded runs in which everything is random, and the proof that they would find what they look for.
 //
-// LAYERCAKE_SIM_SEEDS: how many seeds (default 1,000), LAYERCAKE_SIM_FIRST: from which on. A
-// failure prints its seed;
+// LAYERCAKE_SIM_SEEDS: how many seeds (default 1,000; under sanitizers 100), LAYERCAKE_SIM_FIRST:
+// from which on. A failure prints its seed;
 // --gtest_filter=Swarm.OneSeed with LAYERCAKE_SIM_SEED=n runs that one alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +15,13 @@ namespace layercake::sim {
 namespace {
 
 using coordinator::SchedulerFault;
+
+// Sanitizers cost ten times the time; the interleavings are the same.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kSeeds = 100;
+#else
+constexpr uint64_t kSeeds = 1000;
+#endif
 
 uint64_t NumberFrom(const char* name, uint64_t otherwise) {
   const char* const text = std::getenv(name);
@@ -33,7 +40,7 @@ std::string FaultOfSeed(uint64_t seed, const model::Tokenizer& tokenizer) {
 
 TEST(Swarm, EveryRequestEndsRightAndNothingIsLeftOver) {
   const auto tokenizer = MakeSimTokenizer();
-  const uint64_t seeds = NumberFrom("LAYERCAKE_SIM_SEEDS", 1000);
+  const uint64_t seeds = NumberFrom("LAYERCAKE_SIM_SEEDS", kSeeds);
   const uint64_t first = NumberFrom("LAYERCAKE_SIM_FIRST", 1);
   for (uint64_t seed = first; seed < first + seeds; ++seed) {
     ASSERT_EQ(FaultOfSeed(seed, *tokenizer), "") << "seed " << seed;
