@@ -158,14 +158,16 @@ __device__ float FloatOf(int ordered) {
 __device__ int32_t DrawMany(const RowView& row, const SampleJob& job, const Kept& kept,
                             int32_t likeliest) {
   // The likeliest token sets a bar that spares most others their logarithms.
-  const auto first_id = static_cast<uint32_t>(likeliest);
+  const auto likeliest_id = static_cast<uint32_t>(likeliest);
   __shared__ int shared_bar;  // a float in the order of ints: what some token has reached
-  const float first_bar = static_cast<float>(
-      Perturbed(row.max, GumbelBits(job.seed, job.position, first_id / 4).word[first_id % 4],
-                job.temperature));
-  if (threadIdx.x == 0) shared_bar = OrderedInt(first_bar);
+  const Best first = {
+      Perturbed(row.max,
+                GumbelBits(job.seed, job.position, likeliest_id / 4).word[likeliest_id % 4],
+                job.temperature),
+      likeliest};
+  if (threadIdx.x == 0) shared_bar = OrderedInt(static_cast<float>(first.value));
   __syncthreads();
-  Best best = {-INFINITY, INT32_MAX};
+  Best best = first;
   const int32_t quads = (row.size + 3) / 4;
   constexpr int kAhead = 2;
   for (int32_t first = static_cast<int32_t>(threadIdx.x); first < quads;
@@ -308,7 +310,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   if (!bad && row.max != -INFINITY) {
     token = largest.token;
     if (job.temperature > 0) {
-      row.inverse_temperature = 1.0f / job.temperature;
+      row.inverse_temperature = fminf(1.0f / job.temperature, 1e30f);
       token = Draw(row, job, largest.token, memory);
     }
   }
