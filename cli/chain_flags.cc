@@ -54,7 +54,7 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   table.Integer("--prefill-rows", &options->prefill_rows, 1, 65536,
                 "Prompt rows of one micro-batch");
   table.Integer("--max-in-flight", &options->max_in_flight, 0, 65536,
-                "Micro-batches in flight (default: the number of stages)");
+                "Micro-batches in flight, at most (default: stages + 1)");
   table.Duration("--worker-wait", &options->worker_wait, "For all workers to dial in");
   table.Duration("--load-silence", &options->load_silence,
                  "A loading stage that makes no progress for so long has failed");
