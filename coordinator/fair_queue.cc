@@ -7,15 +7,17 @@ namespace layercake::coordinator {
 void FairQueue::Push(SequenceId id, const std::string& client, Priority priority,
                      base::Instant deadline) {
   Class& wanted = ClassOf(priority);
+  // Who was away starts where the others are: no credit for that time.
   if (wanted.ready.empty()) {
-    // The class was away: it gets no credit over the other one for that.
+    wanted.served = std::max(wanted.served, now_);
     for (const Class& other : classes_) {
       if (!other.ready.empty()) wanted.served = std::max(wanted.served, other.served);
     }
   }
   Client& mine = wanted.clients[client];
   if (mine.waiting.empty()) {
-    if (!wanted.ready.empty()) mine.served = std::max(mine.served, wanted.ready.begin()->first);
+    const double others = wanted.ready.empty() ? 0 : wanted.ready.begin()->first;
+    mine.served = std::max({mine.served, wanted.now, others});
     wanted.ready.emplace(mine.served, client);
   }
   ++mine.requests;
@@ -49,11 +51,13 @@ bool FairQueue::Remove(SequenceId id) {
 
 void FairQueue::Charge(const std::string& client, Priority priority, double tokens) {
   Class& wanted = ClassOf(priority);
+  now_ = std::max(now_, wanted.served);
   wanted.served += tokens / kWeights[static_cast<size_t>(priority)];
   const auto found = wanted.clients.find(client);
   if (found == wanted.clients.end()) return;
   Client& mine = found->second;
   if (!mine.waiting.empty()) wanted.ready.erase({mine.served, client});
+  wanted.now = std::max(wanted.now, mine.served);
   mine.served += tokens;
   if (!mine.waiting.empty()) wanted.ready.emplace(mine.served, client);
 }

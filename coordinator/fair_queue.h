@@ -56,6 +56,7 @@ class FairQueue {
   };
   struct Class {
     double served = 0;
+    double now = 0;  // what the client that was charged last had been served before
     std::map<std::string, Client> clients;
     std::set<std::pair<double, std::string>> ready;  // clients that wait, the least served first
   };
@@ -68,6 +69,7 @@ class FairQueue {
   Class& ClassOf(Priority priority) { return classes_[static_cast<size_t>(priority)]; }
 
   std::array<Class, kClasses> classes_;
+  double now_ = 0;  // what the class that was charged last had been served before
   absl::flat_hash_map<SequenceId, Waiting> waiting_;  // never iterated
   std::set<std::pair<base::Instant, SequenceId>> deadlines_;
 };

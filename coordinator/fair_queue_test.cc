@@ -72,6 +72,34 @@ TEST(FairQueue, AClientThatWasAwayGetsNoCredit) {
   EXPECT_EQ(fresh, 3);
 }
 
+TEST(FairQueue, NobodyWaitsForOneThatComesAfterALongTimeOfOthersOnly) {
+  FairQueue queue;
+  // One client alone, never waiting: each request is admitted as it comes.
+  for (uint64_t i = 0; i < 1000; ++i) {
+    queue.Push(Id(i), "a", Priority::kInteractive, At(9));
+    queue.Remove(Id(i));
+    queue.Charge("a", Priority::kInteractive, 1000);
+  }
+  for (uint64_t i = 0; i < 20; ++i) {
+    queue.Push(Id(2000 + i), "b", Priority::kInteractive, At(9));
+    queue.Push(Id(3000 + i), "c", Priority::kBatch, At(9));
+    queue.Push(Id(4000 + i), "a", Priority::kInteractive, At(9));
+  }
+  std::map<uint64_t, int> served;
+  for (int i = 0; i < 12; ++i) {
+    const SequenceId id = *queue.Front();
+    queue.Remove(id);
+    const uint64_t who = static_cast<uint64_t>(id) / 1000;
+    ++served[who];
+    queue.Charge(who == 2   ? "b"
+                 : who == 3 ? "c"
+                            : "a",
+                 who == 3 ? Priority::kBatch : Priority::kInteractive, 1000);
+  }
+  EXPECT_NEAR(served[2], served[4], 1);
+  EXPECT_LE(served[3], 2) << "the batch class";
+}
+
 TEST(FairQueue, NamesThoseThatWaitedTooLongInOrder) {
   FairQueue queue;
   queue.Push(Id(1), "a", Priority::kInteractive, At(3));
