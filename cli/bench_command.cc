@@ -1,5 +1,9 @@
 // `layercake bench`: how fast a chain reads prompts and writes answers, by the number of parallel
 // streams, as its clients see it.
+//
+// Reading and writing are measured apart: first every stream asks for one token of its prompt, then
+// for the whole answer, with its prompt in the prefix cache. So all streams write side by side from
+// the start, as in the benches of others, and no prompt is read in between.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -48,9 +52,10 @@ struct Figures {
   int streams = 0;
   double prefill_seconds = 0;  // from the first question until every stream has its first token
   double prefill_tokens_per_second = 0;
-  double decode_seconds = 0;  // from there to the last token
+  double decode_seconds = 0;  // while every stream writes
   double decode_tokens_per_second = 0;
-  std::vector<double> busy;  // of each stage, of the whole time
+  double step_milliseconds = 0;  // of a round: every stream's next token
+  std::vector<double> busy;      // of each stage, while streams write
 };
 
 v1::GenerateRequest MakeRequest(const BenchFlags& flags, int vocabulary, base::Random& random) {
@@ -60,9 +65,8 @@ v1::GenerateRequest MakeRequest(const BenchFlags& flags, int vocabulary, base::R
         static_cast<int32_t>(random.Below(static_cast<uint64_t>(vocabulary))));
   }
   request.mutable_sampling()->set_temperature(0);
-  request.set_max_tokens(flags.ntg);
   request.set_ignore_end_of_generation(true);
-  request.set_use_prefix_cache(false);
+  request.set_use_prefix_cache(true);
   return request;
 }
 
@@ -77,57 +81,89 @@ void RunStream(const v1::GenerateRequest& request, InferenceClient& client,
   }
 }
 
-Figures Summarise(const BenchFlags& flags, const std::vector<Stream>& streams,
-                  base::Instant started) {
-  base::Instant all_began = started;
-  base::Instant ended = started;
-  for (const Stream& stream : streams) {
-    all_began = std::max(all_began, stream.arrivals.front().when);
-    ended = std::max(ended, stream.arrivals.back().when);
-  }
-  int decoded = 0;
-  for (const Stream& stream : streams) {
-    for (const Stream::Arrival& arrival : stream.arrivals) {
-      if (arrival.when > all_began) decoded += arrival.tokens;
+// Every request with `max_tokens`, at once.
+absl::StatusOr<std::vector<Stream>> RunStreams(std::vector<v1::GenerateRequest>& requests,
+                                               int max_tokens, InferenceClient& client,
+                                               const base::Clock& clock) {
+  std::vector<Stream> streams(requests.size());
+  {
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      requests[i].set_max_tokens(max_tokens);
+      threads.emplace_back([&, i] { RunStream(requests[i], client, clock, streams[i]); });
     }
   }
-  Figures figures;
-  figures.streams = static_cast<int>(streams.size());
-  figures.prefill_seconds = absl::ToDoubleSeconds(all_began - started);
-  figures.decode_seconds = absl::ToDoubleSeconds(ended - all_began);
-  figures.prefill_tokens_per_second =
-      static_cast<double>(streams.size()) * flags.npp / figures.prefill_seconds;
-  if (figures.decode_seconds > 0) {
-    figures.decode_tokens_per_second = decoded / figures.decode_seconds;
+  for (const Stream& stream : streams) LC_RETURN_IF_ERROR(stream.status);
+  return streams;
+}
+
+// From the last first token to the first last one: all streams write.
+absl::Status SummariseDecode(const std::vector<Stream>& streams, Figures& figures) {
+  base::Instant began = streams.front().arrivals.front().when;
+  base::Instant ended = streams.front().arrivals.back().when;
+  for (const Stream& stream : streams) {
+    began = std::max(began, stream.arrivals.front().when);
+    ended = std::min(ended, stream.arrivals.back().when);
   }
-  return figures;
+  if (began >= ended) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("of ", streams.size(),
+                     " streams the first had ended before the last began; "
+                     "measure fewer (--npl) or longer answers (--ntg)"));
+  }
+  int tokens = 0;
+  for (const Stream& stream : streams) {
+    for (const Stream::Arrival& arrival : stream.arrivals) {
+      if (arrival.when > began && arrival.when <= ended) tokens += arrival.tokens;
+    }
+  }
+  figures.decode_seconds = absl::ToDoubleSeconds(ended - began);
+  figures.decode_tokens_per_second = tokens / figures.decode_seconds;
+  figures.step_milliseconds =
+      1e3 * static_cast<double>(streams.size()) / figures.decode_tokens_per_second;
+  return absl::OkStatus();
+}
+
+// Between two reports of each stage: counters come with heartbeats, so both ends of the time are
+// theirs.
+std::vector<double> BusyShares(const v1::GetStatusResponse& before,
+                               const v1::GetStatusResponse& after) {
+  std::vector<double> shares;
+  for (int i = 0; i < std::min(before.stages_size(), after.stages_size()); ++i) {
+    const v1::StageStatus& first = before.stages(i);
+    const v1::StageStatus& last = after.stages(i);
+    const double seconds = (after.uptime_seconds() - last.counters_age_seconds()) -
+                           (before.uptime_seconds() - first.counters_age_seconds());
+    shares.push_back(seconds > 0 ? (last.busy_seconds() - first.busy_seconds()) / seconds : 0);
+  }
+  return shares;
 }
 
 absl::StatusOr<Figures> Measure(const BenchFlags& flags, int stream_count, int vocabulary,
-                                InferenceClient& client) {
+                                InferenceClient& client, base::Random& random) {
   const base::SystemClock clock;
-  base::SeededRandom random(static_cast<uint64_t>(stream_count));
   std::vector<v1::GenerateRequest> requests;
   for (int i = 0; i < stream_count; ++i) {
     requests.push_back(MakeRequest(flags, vocabulary, random));
   }
-  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse before, client.GetStatus());
-  std::vector<Stream> streams(requests.size());
+  Figures figures;
+  figures.streams = stream_count;
   const base::Instant started = clock.Now();
-  {
-    std::vector<std::jthread> threads;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      threads.emplace_back([&, i] { RunStream(requests[i], client, clock, streams[i]); });
-    }
+  LC_ASSIGN_OR_RETURN(const std::vector<Stream> first_tokens,
+                      RunStreams(requests, 1, client, clock));
+  base::Instant all_read = started;
+  for (const Stream& stream : first_tokens) {
+    all_read = std::max(all_read, stream.arrivals.front().when);
   }
-  const double seconds = absl::ToDoubleSeconds(clock.Now() - started);
-  for (const Stream& stream : streams) LC_RETURN_IF_ERROR(stream.status);
-  Figures figures = Summarise(flags, streams, started);
+  figures.prefill_seconds = absl::ToDoubleSeconds(all_read - started);
+  figures.prefill_tokens_per_second =
+      static_cast<double>(stream_count) * flags.npp / figures.prefill_seconds;
+  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse before, client.GetStatus());
+  LC_ASSIGN_OR_RETURN(const std::vector<Stream> answers,
+                      RunStreams(requests, flags.ntg, client, clock));
   LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse after, client.GetStatus());
-  for (int i = 0; i < std::min(before.stages_size(), after.stages_size()); ++i) {
-    const double busy = after.stages(i).busy_seconds() - before.stages(i).busy_seconds();
-    figures.busy.push_back(busy / seconds);
-  }
+  LC_RETURN_IF_ERROR(SummariseDecode(answers, figures));
+  figures.busy = BusyShares(before, after);
   return figures;
 }
 
@@ -135,10 +171,10 @@ void Print(const BenchFlags& flags, const v1::GetModelResponse& model, const Fig
   std::vector<std::string> busy;
   for (const double share : figures.busy) busy.push_back(absl::StrFormat("%.0f%%", share * 100));
   std::ostream& table = flags.jsonl ? std::cerr : std::cout;
-  table << absl::StrFormat("%7d  %9.1f  %9.1f  %9.2f  %9.2f  %s", figures.streams,
+  table << absl::StrFormat("%7d  %9.1f  %9.1f  %9.2f  %9.2f  %7.2f  %s", figures.streams,
                            figures.prefill_tokens_per_second, figures.decode_tokens_per_second,
                            figures.prefill_seconds, figures.decode_seconds,
-                           absl::StrJoin(busy, " "))
+                           figures.step_milliseconds, absl::StrJoin(busy, " "))
         << std::endl;
   if (!flags.jsonl) return;
   const nlohmann::ordered_json line = {
@@ -151,6 +187,7 @@ void Print(const BenchFlags& flags, const v1::GetModelResponse& model, const Fig
       {"decode_tokens_per_second", figures.decode_tokens_per_second},
       {"prefill_seconds", figures.prefill_seconds},
       {"decode_seconds", figures.decode_seconds},
+      {"step_milliseconds", figures.step_milliseconds},
       {"busy", figures.busy}};
   std::cout << line.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace)
             << std::endl;
@@ -164,15 +201,17 @@ absl::Status MeasureAll(const BenchFlags& flags, InferenceClient& client) {
   // Memory is touched and threads are started by the first request.
   BenchFlags warm_up = flags;
   warm_up.ntg = std::min(flags.ntg, 4);
-  LC_RETURN_IF_ERROR(Measure(warm_up, 1, model.vocabulary_size(), client).status());
+  // Prompts of their own in every run: a server that goes on may still hold those of the last.
+  base::SeededRandom random(base::EntropySeed());
+  LC_RETURN_IF_ERROR(Measure(warm_up, 1, model.vocabulary_size(), client, random).status());
   (flags.jsonl ? std::cerr : std::cout)
       << model.name() << ", prompts of " << flags.npp << " tokens, answers of " << flags.ntg
       << "; tokens/s over all streams\n"
-      << absl::StrFormat("%7s  %9s  %9s  %9s  %9s  %s\n", "streams", "prefill/s", "decode/s",
-                         "prefill s", "decode s", "busy share of each stage");
+      << absl::StrFormat("%7s  %9s  %9s  %9s  %9s  %7s  %s\n", "streams", "prefill/s", "decode/s",
+                         "prefill s", "decode s", "step ms", "busy share of each stage");
   for (const int streams : flags.npl) {
     LC_ASSIGN_OR_RETURN(const Figures figures,
-                        Measure(flags, streams, model.vocabulary_size(), client));
+                        Measure(flags, streams, model.vocabulary_size(), client, random));
     Print(flags, model, figures);
   }
   return absl::OkStatus();
@@ -223,7 +262,7 @@ void AddBenchCommand(Program& program, const Environment& environment) {
   table.Positional("MODEL", &flags->model, false,
                    "A GGUF file, a folder with one, or hf:user/repo[:quant]; not with --server");
   table.Integer("--npp", &flags->npp, 1, 1 << 20, "Tokens of each prompt (default 128)");
-  table.Integer("--ntg", &flags->ntg, 2, 1 << 20, "Tokens of each answer (default 64)");
+  table.Integer("--ntg", &flags->ntg, 4, 1 << 20, "Tokens of each answer (default 64)");
   table.IntegerList("--npl", &flags->npl, 1, 1024, "Parallel streams (default 1,2,4,8)");
   table.Switch("--jsonl", &flags->jsonl, "JSON lines on standard output, the table on the other");
   AddServerFlags(table, &flags->server, "Measure this running server, host:port");

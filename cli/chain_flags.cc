@@ -50,9 +50,10 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
                 "Blocks of the KV cache (default: what fits a GPU, on cpu four full contexts)");
   table.Integer("--max-sequences", &options->max_sequences, 1, 65536, "Sequences running at once");
-  table.Integer("--max-rows", &options->max_rows, 1, 65536, "Rows of one micro-batch");
-  table.Integer("--prefill-rows", &options->prefill_rows, 1, 65536,
-                "Prompt rows of one micro-batch");
+  table.Integer("--max-rows", &options->max_rows, 0, 65536,
+                "Rows of one micro-batch (default: 256, on GPUs 2048)");
+  table.Integer("--prefill-rows", &options->prefill_rows, 0, 65536,
+                "Prompt rows of one micro-batch (default: all)");
   table.Integer("--max-in-flight", &options->max_in_flight, 0, 65536,
                 "Micro-batches in flight, at most (default: stages + 1)");
   table.Duration("--worker-wait", &options->worker_wait, "For all workers to dial in");

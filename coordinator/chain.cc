@@ -186,6 +186,7 @@ absl::Status Chain::OnAssignedMessage(Worker& worker, v1::FromWorker& message) {
     case v1::FromWorker::kHeartbeat:
       worker.heard_number = message.heartbeat().number();
       worker.heartbeat = std::move(*message.mutable_heartbeat());
+      worker.heartbeat_at = clock_.Now();
       if (state_ == v1::CHAIN_STATE_SERVING && events_.on_stage_counters) {
         events_.on_stage_counters(worker.stage, worker.heartbeat.counters());
       }

@@ -87,6 +87,7 @@ class Chain {
     base::Instant last_progress;  // while loading
     uint64_t heard_number = 0;    // of its heartbeats
     v1::Heartbeat heartbeat;
+    base::Instant heartbeat_at;
     v1::LoadProgress progress;
     std::optional<v1::StageReady> ready;
     std::optional<v1::ChannelReady> receiver;  // of its upstream channel

@@ -70,6 +70,7 @@ void Chain::FillStatus(v1::GetStatusResponse& response) const {
     status.set_total_bytes(worker->progress.total_bytes());
     status.set_steps_done(worker->heartbeat.counters().steps_done());
     status.set_busy_seconds(worker->heartbeat.counters().busy_seconds());
+    status.set_counters_age_seconds(absl::ToDoubleSeconds(clock_.Now() - worker->heartbeat_at));
     status.set_waiting_for(worker->heartbeat.waiting_for());
     if (worker->sender) {
       status.set_upstream_transport(

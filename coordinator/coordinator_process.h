@@ -23,9 +23,11 @@ struct CoordinatorProcessOptions {
   int context_tokens = 0;       // of one sequence; 0: the model's, at most 4,096
   int max_sequences = 64;       // running at once
   int max_queued = 1024;
-  int max_rows = 256;      // of one micro-batch
-  int prefill_rows = 256;  // prompt rows of one micro-batch
-  int max_in_flight = 0;   // micro-batches, at most; 0: one more than stages
+  // Of one micro-batch. 0: 256, or 2,048 on devices whose memory is known (GPUs), where reading the
+  // weights costs as much as computing hundreds of rows.
+  int max_rows = 0;
+  int prefill_rows = 0;   // prompt rows of one micro-batch; 0: as many as rows
+  int max_in_flight = 0;  // micro-batches, at most; 0: one more than stages
   // 0: what fits beside the weights where stage_memory_bytes says how much there is, else enough
   // for four full contexts and at least max_sequences blocks.
   int kv_blocks = 0;

@@ -14,6 +14,8 @@
 namespace layercake::coordinator {
 namespace {
 
+constexpr int kRowsOnCpus = 256;
+constexpr int kRowsOnGpus = 2048;
 constexpr int kDefaultContext = 4096;
 constexpr int kMaxContext = 1 << 20;
 constexpr int kMaxRows = 4096;
@@ -33,8 +35,8 @@ absl::Status CheckRange(absl::string_view option, int value, int low, int high) 
 
 absl::Status CheckOptions(const CoordinatorProcessOptions& options) {
   LC_RETURN_IF_ERROR(CheckRange("stages", options.stages, 1, 1024));
-  LC_RETURN_IF_ERROR(CheckRange("max-rows", options.max_rows, 1, kMaxRows));
-  LC_RETURN_IF_ERROR(CheckRange("prefill-rows", options.prefill_rows, 1, kMaxRows));
+  LC_RETURN_IF_ERROR(CheckRange("max-rows", options.max_rows, 0, kMaxRows));
+  LC_RETURN_IF_ERROR(CheckRange("prefill-rows", options.prefill_rows, 0, kMaxRows));
   LC_RETURN_IF_ERROR(CheckRange("max-sequences", options.max_sequences, 1, kMaxSequences));
   LC_RETURN_IF_ERROR(CheckRange("max-queued", options.max_queued, 1, 1 << 20));
   LC_RETURN_IF_ERROR(CheckRange("context", options.context_tokens, 0, kMaxContext));
@@ -62,6 +64,14 @@ absl::StatusOr<std::vector<model::LayerRange>> CutLayers(const CoordinatorProces
                             static_cast<uint32_t>(options.stages));
 }
 
+int RowsOfMicroBatch(const CoordinatorProcessOptions& options) {
+  if (options.max_rows > 0) return options.max_rows;
+  const auto& memory = options.stage_memory_bytes;
+  const bool known =
+      std::any_of(memory.begin(), memory.end(), [](uint64_t bytes) { return bytes > 0; });
+  return known ? kRowsOnGpus : kRowsOnCpus;
+}
+
 // Tokens, rows and blocks of the plan; the layers are cut already.
 absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::ModelConfig& config,
                         const model::WeightBytes& bytes, ChainPlan& plan) {
@@ -72,6 +82,7 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
     return absl::InvalidArgumentError(absl::StrCat(
         "--context ", plan.context_tokens, ": the model was trained for ", trained, " tokens"));
   }
+  plan.max_rows = RowsOfMicroBatch(options);
   const int per_context = (plan.context_tokens + plan.kv_block_tokens - 1) / plan.kv_block_tokens;
   // Full contexts for all sequences at once, as far as they fit.
   const int64_t most = std::min<int64_t>(int64_t{per_context} * options.max_sequences, 1 << 24);
@@ -80,7 +91,7 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
                       {.stage_memory_bytes = options.stage_memory_bytes,
                        .block_tokens = plan.kv_block_tokens,
                        .element_bytes = plan.kv_type == v1::KV_CACHE_TYPE_F32 ? 4 : 2,
-                       .max_rows = options.max_rows,
+                       .max_rows = plan.max_rows,
                        .most = static_cast<int>(most)});
   if (options.kv_blocks > 0) {
     plan.kv_blocks = options.kv_blocks;
@@ -100,7 +111,6 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
         absl::StrCat("--kv-blocks ", plan.kv_blocks, ": one context of ", plan.context_tokens,
                      " tokens needs ", per_context, " blocks of ", plan.kv_block_tokens));
   }
-  plan.max_rows = options.max_rows;
   plan.max_sequences = options.max_sequences;
   plan.max_in_flight = options.max_in_flight > 0 ? options.max_in_flight : options.stages + 1;
   plan.ring = PlanRing(config, plan.max_rows, plan.context_tokens, plan.kv_block_tokens,
@@ -172,7 +182,9 @@ EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const 
   scheduler.max_in_flight = model.plan.max_in_flight;
   scheduler.max_history_tokens = model.plan.context_tokens;
   scheduler.max_rows = model.plan.max_rows;
-  scheduler.prefill_rows = std::min(options.prefill_rows, model.plan.max_rows);
+  scheduler.prefill_rows = options.prefill_rows > 0
+                               ? std::min(options.prefill_rows, model.plan.max_rows)
+                               : model.plan.max_rows;
   scheduler.max_sequences = model.plan.max_sequences;
   scheduler.max_queued = options.max_queued;
   scheduler.kv_blocks = model.plan.kv_blocks;
