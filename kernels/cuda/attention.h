@@ -33,17 +33,20 @@ int AttentionRowsPerLaunch(size_t parts_bytes, int heads, int head_dim, int spli
 // Counters of one row (of one launch).
 int AttentionCounters(int heads);
 
-// Raise shared memory limits; once per device. The first does both.
-cudaError_t PrepareAttention();
-cudaError_t PrepareDecodeAttention();
+// Raise shared memory limits, of the kernels that fit the device; once per device. The first does
+// both.
+cudaError_t PrepareAttention(const Context& context);
+cudaError_t PrepareDecodeAttention(const Context& context);
+// Takes every cache. Where a head is too wide for the device's shared memory (over 128 on cards
+// with 99 KB), without tensor cores and slowly.
 cudaError_t LaunchDecodeAttention(const Context& context, const StepView& step, const KvView& cache,
                                   const AttentionArguments& arguments);
 // For caches of TiledAttentionTakes.
 cudaError_t LaunchTiledAttention(const Context& context, const StepView& step, const KvView& cache,
                                  const AttentionArguments& arguments);
-// Whether the tiled kernel takes such a cache (float16, head_dim a multiple of 8) and so many query
-// heads; the decode kernel takes all.
-bool TiledAttentionTakes(const KvView& cache, int heads);
+// Whether the tiled kernel takes such a cache (float16, head_dim a multiple of 8, within the
+// device's shared memory) and so many query heads; the decode kernel takes all.
+bool TiledAttentionTakes(const Context& context, const KvView& cache, int heads);
 // Query rows of one tile: rows of one sequence times query heads of one kv head are packed into it.
 int RowsPerTile(int heads, int kv_heads);
 

@@ -7,6 +7,8 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kWarpTokens = kSplitTokens / kWarps;
+// Beside the dynamic shared memory of the tensor core kernels; with room to spare.
+constexpr int kStaticSharedBytes = 256;
 constexpr float kLog2E = 1.4426950408889634f;
 
 struct DecodeBlock {
@@ -349,17 +351,21 @@ Choice Shaped(bool folded) {
                          DecodeShape<kHeadDim, false>::kSharedBytes};
 }
 
-Choice Choose(const KvView& cache, int group, int splits) {
-  if (!cache.half || cache.head_dim % 8 != 0) {
-    return {cache.half ? PlainAttentionKernel<__half> : PlainAttentionKernel<float>, splits * 4};
-  }
-  const bool folded = group <= 8;
-  if (cache.head_dim <= 64) return Shaped<64>(folded);
-  if (cache.head_dim <= 80) return Shaped<80>(folded);
-  if (cache.head_dim <= 96) return Shaped<96>(folded);
-  if (cache.head_dim <= 128) return Shaped<128>(folded);
-  if (cache.head_dim <= 192) return Shaped<192>(folded);
+Choice ShapedFor(int head_dim, bool folded) {
+  if (head_dim <= 64) return Shaped<64>(folded);
+  if (head_dim <= 80) return Shaped<80>(folded);
+  if (head_dim <= 96) return Shaped<96>(folded);
+  if (head_dim <= 128) return Shaped<128>(folded);
+  if (head_dim <= 192) return Shaped<192>(folded);
   return Shaped<256>(folded);
+}
+
+Choice Choose(const Context& context, const KvView& cache, int group, int splits) {
+  const Choice plain = {cache.half ? PlainAttentionKernel<__half> : PlainAttentionKernel<float>,
+                        splits * 4};
+  if (!cache.half || cache.head_dim % 8 != 0) return plain;
+  const Choice shaped = ShapedFor(cache.head_dim, group <= 8);
+  return shaped.shared_bytes + kStaticSharedBytes <= context.max_shared_bytes ? shaped : plain;
 }
 
 }  // namespace
@@ -377,10 +383,11 @@ int AttentionRowsPerLaunch(size_t parts_bytes, int heads, int head_dim, int spli
 
 int AttentionCounters(int heads) { return heads; }
 
-cudaError_t PrepareDecodeAttention() {
+cudaError_t PrepareDecodeAttention(const Context& context) {
   for (const bool folded : {false, true}) {
-    for (const Choice& choice : {Shaped<64>(folded), Shaped<80>(folded), Shaped<96>(folded),
-                                 Shaped<128>(folded), Shaped<192>(folded), Shaped<256>(folded)}) {
+    for (const int head_dim : {64, 80, 96, 128, 192, 256}) {
+      const Choice choice = ShapedFor(head_dim, folded);
+      if (choice.shared_bytes + kStaticSharedBytes > context.max_shared_bytes) continue;
       const cudaError_t error =
           AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
       if (error != cudaSuccess) return error;
@@ -392,7 +399,7 @@ cudaError_t PrepareDecodeAttention() {
 cudaError_t LaunchDecodeAttention(const Context& context, const StepView& step, const KvView& cache,
                                   const AttentionArguments& arguments) {
   const int group = arguments.heads / cache.kv_heads;
-  const Choice choice = Choose(cache, group, step.splits);
+  const Choice choice = Choose(context, cache, group, step.splits);
   const int chunks = (group + kHeadsPerBlock - 1) / kHeadsPerBlock;
   const int per_launch =
       AttentionRowsPerLaunch(arguments.parts_bytes, arguments.heads, cache.head_dim, step.splits);

@@ -78,7 +78,7 @@ class AttentionTest : public GpuTest {
                        .block_tokens = shape_.block_tokens,
                        .kv_heads = shape_.kv_heads,
                        .head_dim = shape_.head_dim};
-    const bool tiles = tiles_allowed && TiledAttentionTakes(kv, shape_.heads);
+    const bool tiles = tiles_allowed && TiledAttentionTakes(context_, kv, shape_.heads);
     const RowPlan plan = PlanRows(rows, static_cast<int>(ids_.size()), shape_.block_tokens,
                                   tiles ? RowsPerTile(shape_.heads, shape_.kv_heads) : 0);
     std::vector<int32_t> table(tables_.size() * static_cast<size_t>(plan.table_stride));
@@ -128,7 +128,7 @@ class AttentionTest : public GpuTest {
         .parts = parts->as<float>(),
         .parts_bytes = parts->bytes(),
         .counters = counters->as<int32_t>()};
-    EXPECT_EQ(PrepareAttention(), cudaSuccess);
+    EXPECT_EQ(PrepareAttention(context_), cudaSuccess);
     if (view.decode_count > 0) {
       EXPECT_EQ(LaunchDecodeAttention(context_, view, kv, arguments), cudaSuccess);
     }
@@ -235,6 +235,15 @@ TEST_F(AttentionTest, GivesARowTheSameBitsWhateverRunsBesideIt) {
   const std::vector<float> two = Run();
   EXPECT_TRUE(std::equal(two.begin(), two.begin() + width, all.begin() + 3 * width));
   EXPECT_TRUE(std::equal(two.begin() + width, two.end(), all.end() - width));
+}
+
+// On cards with less shared memory wide heads go without tensor cores.
+TEST_F(AttentionTest, AttendsWideHeadsOnCardsWithLittleSharedMemory) {
+  context_.max_shared_bytes = 99 << 10;
+  for (const int head_dim : {128, 256}) {
+    Make({.heads = 6, .kv_heads = 2, .head_dim = head_dim}, {{300, 70}, {2, 40}});
+    EXPECT_LT(RelativeError(Run(), Reference()), 2e-3) << head_dim;
+  }
 }
 
 }  // namespace

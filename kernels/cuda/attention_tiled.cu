@@ -7,6 +7,7 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kTileQueries = 16 * kWarps;  // (rows of a sequence) x (query heads of a kv head)
+constexpr int kStaticSharedBytes = 1024;   // the offsets of two tiles
 constexpr float kLog2E = 1.4426950408889634f;
 
 template <int kHeadDim>
@@ -191,8 +192,9 @@ Choice Choose(int head_dim) {
 
 }  // namespace
 
-bool TiledAttentionTakes(const KvView& cache, int heads) {
-  return cache.half && cache.head_dim % 8 == 0 && heads / cache.kv_heads <= kTileQueries;
+bool TiledAttentionTakes(const Context& context, const KvView& cache, int heads) {
+  return cache.half && cache.head_dim % 8 == 0 && heads / cache.kv_heads <= kTileQueries &&
+         Choose(cache.head_dim).shared_bytes + kStaticSharedBytes <= context.max_shared_bytes;
 }
 
 int RowsPerTile(int heads, int kv_heads) {
@@ -200,14 +202,15 @@ int RowsPerTile(int heads, int kv_heads) {
   return rows < 1 ? 1 : rows;
 }
 
-cudaError_t PrepareAttention() {
-  for (const Choice& choice :
-       {Shaped<64>(), Shaped<80>(), Shaped<96>(), Shaped<128>(), Shaped<192>(), Shaped<256>()}) {
+cudaError_t PrepareAttention(const Context& context) {
+  for (const int head_dim : {64, 80, 96, 128, 192, 256}) {
+    const Choice choice = Choose(head_dim);
+    if (choice.shared_bytes + kStaticSharedBytes > context.max_shared_bytes) continue;
     const cudaError_t error =
         AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  return PrepareDecodeAttention();
+  return PrepareDecodeAttention(context);
 }
 
 cudaError_t LaunchTiledAttention(const Context& context, const StepView& step, const KvView& cache,
