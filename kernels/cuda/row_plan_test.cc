@@ -76,6 +76,7 @@ TEST(RowPlan, SendsAllRowsToTheDecodeKernelWhereTilesDoNotFit) {
 TEST(RowPlan, EndsARunWherePositionsJump) {
   Rows rows({20, 20}, {19, 59});
   for (int32_t& index : rows.index) index = 0;
+  rows.table_views[0] = rows.tables[1];  // long enough for both runs
   const RowPlan plan = PlanRows(rows.view(), 2 * kBlocksEach, 16, 64);
   ASSERT_EQ(plan.tiles.size(), 2u);
   EXPECT_EQ(plan.tiles[1].first_row, 20);
