@@ -13,6 +13,9 @@
 namespace layercake::stage_worker {
 namespace {
 
+// Clients get 20 (coordinator/request_preparer.h); a backend may report fewer than this and says so.
+constexpr int kMaxTopLogprobs = 1024;
+
 // What is known of a sequence when its rows of this plan are looked at.
 struct Known {
   uint32_t branch = 0;
@@ -59,8 +62,8 @@ absl::Status CheckSampling(const v1::ResolvedSampling& sampling, uint64_t sequen
   if (!(std::abs(sampling.frequency_penalty()) <= 2)) {
     return out_of_range("frequency_penalty", sampling.frequency_penalty(), "in [-2, 2]");
   }
-  if (sampling.top_logprobs() < -1 || sampling.top_logprobs() > kernels::kMaxTopLogprobs) {
-    return out_of_range("top_logprobs", sampling.top_logprobs(), "in [-1, 20]");
+  if (sampling.top_logprobs() < -1 || sampling.top_logprobs() > kMaxTopLogprobs) {
+    return out_of_range("top_logprobs", sampling.top_logprobs(), "in [-1, 1024]");
   }
   return absl::OkStatus();
 }
