@@ -2,8 +2,28 @@
 # else builds as ever. The runtime is linked statically, so programs start on machines without CUDA.
 set(LAYERCAKE_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO (when nvcc is found), ON, OFF")
 set_property(CACHE LAYERCAKE_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(LAYERCAKE_CUDA_ARCHITECTURES "80-real;86-real;89-real;90a-real;90-virtual" CACHE STRING
-  "GPU architectures to build for (CMAKE_CUDA_ARCHITECTURES)")
+set(LAYERCAKE_CUDA_ARCHITECTURES "auto" CACHE STRING
+  "GPU architectures to build for (CMAKE_CUDA_ARCHITECTURES); auto: this machine's, without a GPU all")
+set(layercake_all_architectures 80-real 86-real 89-real 90a-real 90-virtual)
+
+# The architectures of the GPUs in this machine; empty without one.
+function(layercake_native_architectures result)
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+    OUTPUT_VARIABLE capabilities RESULT_VARIABLE failed ERROR_QUIET)
+  set(architectures)
+  if(failed EQUAL 0)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${capabilities}")
+    foreach(capability IN LISTS capabilities)
+      string(REPLACE "." "" number ${capability})
+      if(number EQUAL 90)
+        set(number 90a)
+      endif()
+      list(APPEND architectures ${number}-real)
+    endforeach()
+    list(REMOVE_DUPLICATES architectures)
+  endif()
+  set(${result} ${architectures} PARENT_SCOPE)
+endfunction()
 
 set(LAYERCAKE_HAS_CUDA OFF)
 # nvcc knows neither the sanitizers' nor the fuzzer's options.
@@ -14,6 +34,12 @@ elseif(NOT LAYERCAKE_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_ARCHITECTURES ${LAYERCAKE_CUDA_ARCHITECTURES})
+    if(LAYERCAKE_CUDA_ARCHITECTURES STREQUAL "auto")
+      layercake_native_architectures(CMAKE_CUDA_ARCHITECTURES)
+      if(NOT CMAKE_CUDA_ARCHITECTURES)
+        set(CMAKE_CUDA_ARCHITECTURES ${layercake_all_architectures})
+      endif()
+    endif()
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     enable_language(CUDA)
     # CMake before 3.26 does not know that nvcc has C++20.
@@ -25,7 +51,7 @@ elseif(NOT LAYERCAKE_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     find_package(CUDAToolkit REQUIRED)
     set(LAYERCAKE_HAS_CUDA ON)
-    message(STATUS "CUDA backend: ${CUDAToolkit_VERSION} for ${LAYERCAKE_CUDA_ARCHITECTURES}")
+    message(STATUS "CUDA backend: ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
   elseif(LAYERCAKE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "LAYERCAKE_CUDA is ON and no CUDA compiler was found; put nvcc on PATH or "
       "set CMAKE_CUDA_COMPILER")

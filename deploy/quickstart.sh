@@ -26,13 +26,24 @@ say "Packages"
 "$root/deploy/packages.sh"
 
 build=${LAYERCAKE_BUILD_DIR:-$root/build}
+options=(-DLAYERCAKE_TESTS=OFF)
+device=cpu
+if nvidia-smi -L > /dev/null 2>&1; then
+  gpu=yes
+else
+  gpu=
+  # Nothing here could run it: one architecture shows that it builds.
+  options+=(-DLAYERCAKE_CUDA_ARCHITECTURES=90a-real)
+fi
 if command -v nvcc > /dev/null; then
-  say "CPU build (a CUDA toolkit is here, but this version computes on CPUs only), in $build"
+  [[ -n $gpu ]] && device=auto
+  say "Build with CUDA, in $build (answers come from: $device)"
 else
   say "CPU build, in $build"
+  [[ -z $gpu ]] || echo "There is a GPU, but no nvcc: install the CUDA toolkit and run this again" >&2
 fi
 if [[ ! -f $build/build.ninja ]]; then
-  cmake -S "$root" -B "$build" -G Ninja -DLAYERCAKE_TESTS=OFF > "$build.configure.log" 2>&1 || {
+  cmake -S "$root" -B "$build" -G Ninja "${options[@]}" > "$build.configure.log" 2>&1 || {
     cat "$build.configure.log" >&2
     exit 1
   }
@@ -59,7 +70,8 @@ clean_up() {
   rm -f "$log"
 }
 trap clean_up EXIT
-"$build/bin/layercake" serve "$model" --stages "$stages" --listen 127.0.0.1:0 --log-level warn \
+"$build/bin/layercake" serve "$model" --stages "$stages" --devices "$device" \
+  --listen 127.0.0.1:0 --log-level warn \
   > "$log" &
 server_pid=$!
 address=

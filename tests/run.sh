@@ -2,6 +2,8 @@
 # Installs what the tests need, builds, runs every test. ctest's closing lines come last.
 #   LAYERCAKE_BUILD_DIR   the build folder (default: build)
 #   LAYERCAKE_JOBS        compilers at once (default: the cores)
+#   LAYERCAKE_CUDA_ARCHITECTURES   for the CUDA backend, built where nvcc is (default: this machine's
+#                         GPU; without one a single architecture, to see that it compiles)
 # Arguments go to ctest: tests/run.sh -R Scheduler
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -22,7 +24,10 @@ if ! "$python" -c 'import grpc, grpc_tools' 2> /dev/null; then
 fi
 
 export LAYERCAKE_TEST_MODEL=$model
-options=(-DLAYERCAKE_TESTS=ON "-DLAYERCAKE_PYTHON_ENVIRONMENT=$cache/python")
+architectures=auto
+nvidia-smi -L > /dev/null 2>&1 || architectures=90a-real
+options=(-DLAYERCAKE_TESTS=ON "-DLAYERCAKE_PYTHON_ENVIRONMENT=$cache/python"
+  "-DLAYERCAKE_CUDA_ARCHITECTURES=${LAYERCAKE_CUDA_ARCHITECTURES:-$architectures}")
 mkdir -p "$build"
 cmake -S "$root" -B "$build" -G Ninja "${options[@]}" > "$build/configure.log" 2>&1 ||
   { cat "$build/configure.log"; exit 1; }
