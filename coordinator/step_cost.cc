@@ -6,7 +6,10 @@ namespace layercake::coordinator {
 namespace {
 
 constexpr double kFade = 0.99;  // a sample's weight after one more
-constexpr double kPull = 1e-4;  // to the last fit, over the samples' own weight
+// How strongly each term is held at its last fit, over the samples' own weight. What steps of one
+// shape leave open goes to the weights' reading rather than to the head's: a stream more would else
+// seem to cost a share of the fixed time.
+constexpr std::array<double, 4> kPull = {1e-4, 1e-2, 1e-3, 1e-4};
 constexpr double kTiny = 1e-9;
 constexpr size_t kRows = 0;  // of the terms
 
@@ -47,7 +50,7 @@ void StepCostModel::Fit() {
   for (;;) {
     std::array<std::array<double, kTerms + 1>, kTerms> rows{};
     for (size_t i = 0; i < kTerms; ++i) {
-      const double pull = kPull * normal_[i][i] + kTiny;
+      const double pull = kPull[i] * normal_[i][i] + kTiny;
       if (zero[i]) {
         rows[i][i] = 1;
         continue;

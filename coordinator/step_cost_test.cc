@@ -43,6 +43,18 @@ TEST(StepCostModel, ThinksRowsDearUntilItSawDifferentSteps) {
   EXPECT_GE(model.Predict({.rows = 16, .samples = 8, .reads = 900}), 1.5e-3);
 }
 
+TEST(StepCostModel, AStreamMoreIsNotThoughtToCostAShareOfTheFixedTime) {
+  StepCostModel model;
+  // One stream, alone and beside chunks: samples are always one.
+  for (int i = 0; i < 300; ++i) {
+    StepShape shape = ShapeOf(i, 1, true);
+    if (i % 2 == 1) shape.Add(ShapeOf(20 * i, 16 + i % 32, false));
+    model.Add(shape, TrueSeconds(shape));
+  }
+  const StepShape three{.rows = 3, .samples = 3, .reads = 900};
+  EXPECT_LE(model.Predict(three), 1.3 * TrueSeconds(three));
+}
+
 TEST(StepCostModel, FollowsAStageThatBecomesSlower) {
   StepCostModel model;
   const StepShape decodes{.rows = 8, .samples = 8, .reads = 800};

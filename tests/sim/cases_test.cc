@@ -130,8 +130,9 @@ TEST_P(LongPrompt, StopsNobodyAndIsNotStoppedItself) {
   }
   // A step of the stream alone goes through every stage.
   const double step = stages * (options.stages[0].fixed + 1e-4) + 3e-4;
-  // Twice is the rule (max_stretch); the first chunks beside a stream are there to learn from.
-  EXPECT_LE(LargestGap(report.outcomes[0], 2), 3.2 * step);
+  // Twice is the rule (max_stretch). In a chain, a stream that comes back together with another one
+  // waits for the next micro-batch, or the one after it.
+  EXPECT_LE(LargestGap(report.outcomes[0], 2), (stages == 1 ? 2.1 : 3.2) * step);
   const auto first_token = [&](size_t i) {
     return report.outcomes[i].choices[0].times[0] - report.outcomes[i].submitted;
   };
