@@ -13,7 +13,7 @@
 namespace layercake::stage_worker {
 namespace {
 
-// Clients get 20 (coordinator/request_preparer.h); a backend may report fewer than this and says so.
+// Clients get 20 (coordinator/request_preparer.h); a backend may report fewer and says so.
 constexpr int kMaxTopLogprobs = 1024;
 
 // What is known of a sequence when its rows of this plan are looked at.
