@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/device.h"
 #include "kernels/sampling.h"
@@ -51,7 +52,18 @@ class Vector {
   int64_t size_;
 };
 
-enum class KvType : uint8_t { kF32, kF16 };
+enum class KvType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  // Blocks of 32 values along a head, as the weight type Q8_0 has them: a f16 scale and 32 int8. A
+  // head that is no multiple of 32 wide ends in a block padded with zeros.
+  kQ8_0,
+};
+// As --kv-type has it: "q8_0".
+absl::string_view KvTypeName(KvType type);
+// Bytes of the head_dim values of one position of one head.
+size_t KvHeadBytes(KvType type, int head_dim);
 
 struct KvCacheSpec {
   int layers = 0;        // layers of this stage
@@ -146,6 +158,9 @@ class Ops {
   virtual absl::StatusOr<std::unique_ptr<Matrix>> LoadMatrix(WeightType type, int64_t n, int64_t k,
                                                              absl::Span<const std::byte> bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<Vector>> LoadVector(absl::Span<const float> values) = 0;
+  // Unimplemented, with what to use instead, for a type that this backend has no kernels for: to be
+  // asked before weights load.
+  virtual absl::Status CheckKvType(KvType type) const = 0;
   virtual absl::StatusOr<std::unique_ptr<KvCache>> CreateKvCache(const KvCacheSpec& spec) = 0;
 
   // Once, after all matrices and caches are there and before the first step: takes all memory that

@@ -209,14 +209,21 @@ void CpuAttention::AddTile(const float* values, int positions, int padded, float
 
 void CpuAttention::LoadTile(KvType type, const std::byte* from, int positions, int head_dim,
                             int padded, float* tile) {
-  if (type == KvType::kF16) {
-    kernels_.load_half_tile(reinterpret_cast<const uint16_t*>(from), positions, head_dim, padded,
-                            tile);
-    return;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(from);
+  const auto* words = reinterpret_cast<const uint16_t*>(from);
+  switch (type) {
+    case KvType::kF16:
+      return kernels_.load_half_tile(words, positions, head_dim, padded, tile);
+    case KvType::kBF16:
+      return kernels_.load_bf16_tile(words, positions, head_dim, padded, tile);
+    case KvType::kQ8_0:
+      return kernels_.load_q8_tile(bytes, positions, head_dim, padded, tile);
+    case KvType::kF32:
+      break;
   }
-  const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
+  const size_t row_bytes = static_cast<size_t>(head_dim) * sizeof(float);
   for (int t = 0; t < positions; ++t) {
-    std::memcpy(tile + t * padded, from + static_cast<size_t>(t) * bytes, bytes);
+    std::memcpy(tile + t * padded, from + static_cast<size_t>(t) * row_bytes, row_bytes);
     std::fill(tile + t * padded + head_dim, tile + (t + 1) * padded, 0.0f);
   }
 }

@@ -210,6 +210,109 @@ void LoadHalfTile(const uint16_t* in, int positions, int head_dim, int padded, f
   }
 }
 
+inline __m128i ToBf16(__m256 v) {
+  const __m256i bits = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF));
+  // From here on the rounded value would be an infinity.
+  const __m256i beyond = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7F7F7FFF));
+  const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi32(0x7FFFFFFF), bits);
+  const __m256i nan = _mm256_or_si256(sign, _mm256_set1_epi32(0x7FC00000));
+  const __m256i kept = _mm256_blendv_epi8(_mm256_add_epi32(bits, half), nan, beyond);
+  const __m256i high = _mm256_srli_epi32(kept, 16);
+  const __m256i packed = _mm256_packus_epi32(high, high);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+
+void StoreBf16(const float* x, int64_t n, uint16_t* out) {
+  const int64_t whole = n / 8 * 8;
+  for (int64_t i = 0; i < whole; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), ToBf16(_mm256_loadu_ps(x + i)));
+  }
+  if (whole < n) {
+    alignas(16) uint16_t last[8];
+    _mm_store_si128(reinterpret_cast<__m128i*>(last),
+                    ToBf16(_mm256_maskload_ps(x + whole, FirstLanes(n - whole))));
+    std::memcpy(out + whole, last, static_cast<size_t>(n - whole) * sizeof(uint16_t));
+  }
+}
+
+inline __m256 FromBf16(__m128i values) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(values), 16));
+}
+
+void LoadBf16Tile(const uint16_t* in, int positions, int head_dim, int padded, float* out) {
+  const int whole = head_dim / 8 * 8;
+  for (int t = 0; t < positions; ++t, in += head_dim, out += padded) {
+    for (int c = 0; c < whole; c += 8) {
+      _mm256_storeu_ps(out + c,
+                       FromBf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + c))));
+    }
+    if (whole < head_dim) {
+      alignas(16) uint16_t last[8] = {};
+      std::memcpy(last, in + whole, static_cast<size_t>(head_dim - whole) * sizeof(uint16_t));
+      _mm256_storeu_ps(out + whole,
+                       FromBf16(_mm_load_si128(reinterpret_cast<const __m128i*>(last))));
+    }
+  }
+}
+
+// kGroup values as one block.
+inline void StoreQ8Block(const float* x, uint8_t* out) {
+  const uint32_t largest = LargestMagnitude(x);
+  float max;
+  std::memcpy(&max, &largest, sizeof max);
+  uint16_t scale = 0x7C00;
+  if (largest < 0x7F800000u) {
+    const __m128i half = _mm_cvtps_ph(_mm_set_ss(max / 127.0f), _MM_FROUND_TO_NEAREST_INT);
+    scale = static_cast<uint16_t>(_mm_extract_epi16(half, 0));
+  }
+  if (scale == 0x7C00) scale = 0x7E00;
+  __m256i ints = _mm256_setzero_si256();
+  if (scale != 0 && scale != 0x7E00) {
+    const __m256 inverse = _mm256_set1_ps(127.0f / max);
+    __m256i parts[4];
+    for (int i = 0; i < 4; ++i) {
+      parts[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse));
+    }
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(parts[0], parts[1]),
+                                              _mm256_packs_epi32(parts[2], parts[3]));
+    // Packing works on halves of vectors: groups of four stand as 0 2 4 6, 1 3 5 7.
+    ints = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  std::memcpy(out, &scale, sizeof scale);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2), ints);
+}
+
+void StoreQ8(const float* x, int64_t n, uint8_t* out) {
+  const int64_t whole = n / kGroup * kGroup;
+  for (int64_t i = 0; i < whole; i += kGroup, out += kQ8BlockBytes) StoreQ8Block(x + i, out);
+  if (whole < n) {
+    alignas(32) float last[kGroup] = {};
+    std::memcpy(last, x + whole, static_cast<size_t>(n - whole) * sizeof(float));
+    StoreQ8Block(last, out);
+  }
+}
+
+// Eight columns at a time never leave a block: 32 is a multiple of 8, and so is `padded`.
+void LoadQ8Tile(const uint8_t* in, int positions, int head_dim, int padded, float* out) {
+  for (int t = 0; t < positions; ++t, in += Q8Bytes(head_dim), out += padded) {
+    const uint8_t* block = in;
+    for (int first = 0; first < padded; first += kGroup, block += kQ8BlockBytes) {
+      uint16_t half;
+      std::memcpy(&half, block, sizeof half);
+      const __m256 scale = _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+      const int columns = padded - first < kGroup ? padded - first : kGroup;
+      for (int c = 0; c < columns; c += 8) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 2 + c));
+        const __m256 values = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+        _mm256_storeu_ps(out + first + c, _mm256_mul_ps(scale, values));
+      }
+    }
+  }
+}
+
 // The sums of eight vectors as one vector.
 inline __m256 SumEach(const __m256* v) {
   const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
@@ -344,8 +447,9 @@ double SumExp(const float* x, int64_t n, float max, float temperature) {
 }  // namespace
 
 CpuKernels MakeAvx2Kernels() {
-  return {"avx2",       Avx2Matmul, QuantizeRow, RmsNorm,        SiluMul,      Add,      StoreHalf,
-          LoadHalfTile, TileScores, TileExp,     TileAccumulate, HasNonFinite, MaxValue, SumExp};
+  return {"avx2",     Avx2Matmul,   QuantizeRow,    RmsNorm,      SiluMul,  Add,
+          StoreHalf,  LoadHalfTile, StoreBf16,      LoadBf16Tile, StoreQ8,  LoadQ8Tile,
+          TileScores, TileExp,      TileAccumulate, HasNonFinite, MaxValue, SumExp};
 }
 
 }  // namespace layercake::kernels

@@ -82,6 +82,13 @@ struct MatmulArgs {
 // with zeros to a multiple of 8.
 inline constexpr int kTilePositions = 32;
 
+// Quantised keys and values: blocks of a f16 scale and kGroup int8, as weights of type Q8_0; the
+// last block of n values is padded with zeros.
+inline constexpr size_t kQ8BlockBytes = 2 + kGroup;
+static constexpr size_t Q8Bytes(int64_t n) {
+  return static_cast<size_t>((n + kGroup - 1) / kGroup) * kQ8BlockBytes;
+}
+
 struct CpuKernels {
   const char* name;
 
@@ -107,6 +114,17 @@ struct CpuKernels {
 
   // `positions` rows of head_dim values into rows of `padded` floats, zeros behind.
   void (*load_half_tile)(const uint16_t* in, int positions, int head_dim, int padded, float* out);
+
+  // The same for bf16.
+  void (*store_bf16)(const float* x, int64_t n, uint16_t* out);
+  void (*load_bf16_tile)(const uint16_t* in, int positions, int head_dim, int padded, float* out);
+
+  // To Q8Bytes(n) bytes: scale = largest / 127 as f16, ints = x * 127 / largest to nearest. A block
+  // with a NaN, an infinity or a scale beyond f16 gets the scale NaN, so all of it reads as NaN.
+  void (*store_q8)(const float* x, int64_t n, uint8_t* out);
+  // As load_half_tile, from rows of Q8Bytes(head_dim). Behind a NaN block's values stand NaN, not
+  // zeros.
+  void (*load_q8_tile)(const uint8_t* in, int positions, int head_dim, int padded, float* out);
 
   // scores[t] = scale * dot(q, tile row t), t < positions; returns the largest (NaN aside).
   // q: (padded), zero behind head_dim. scores: (kTilePositions).

@@ -303,10 +303,15 @@ void CpuOps::StoreHeads(const AttentionWeights& weights, const Rope& rope, const
                                           [static_cast<size_t>(position / spec.block_tokens)];
   const int token = position % spec.block_tokens;
   const auto store = [&](const float* from, std::byte* to) {
-    if (spec.type == KvType::kF16) {
-      kernels_.store_half(from, head_dim, reinterpret_cast<uint16_t*>(to));
-    } else {
-      std::memcpy(to, from, static_cast<size_t>(head_dim) * sizeof(float));
+    switch (spec.type) {
+      case KvType::kF16:
+        return kernels_.store_half(from, head_dim, reinterpret_cast<uint16_t*>(to));
+      case KvType::kBF16:
+        return kernels_.store_bf16(from, head_dim, reinterpret_cast<uint16_t*>(to));
+      case KvType::kQ8_0:
+        return kernels_.store_q8(from, head_dim, reinterpret_cast<uint8_t*>(to));
+      case KvType::kF32:
+        std::memcpy(to, from, static_cast<size_t>(head_dim) * sizeof(float));
     }
   };
   for (int head = 0; head < spec.kv_heads; ++head) {

@@ -54,6 +54,7 @@ class CpuOps final : public Ops {
   absl::StatusOr<std::unique_ptr<Matrix>> LoadMatrix(WeightType type, int64_t n, int64_t k,
                                                      absl::Span<const std::byte> bytes) override;
   absl::StatusOr<std::unique_ptr<Vector>> LoadVector(absl::Span<const float> values) override;
+  absl::Status CheckKvType(KvType) const override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<KvCache>> CreateKvCache(const KvCacheSpec& spec) override;
   // Scratch memory here grows with the first steps.
   absl::Status Prepare(const StepLimits&) override { return absl::OkStatus(); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/cpu/cpu_kernels.h"
@@ -148,6 +149,57 @@ void LoadHalfTile(const uint16_t* in, int positions, int head_dim, int padded, f
   }
 }
 
+void StoreBf16(const float* x, int64_t n, uint16_t* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint16_t value = FloatToBf16(x[i]);
+    const bool non_finite = (value & 0x7F80) == 0x7F80;
+    out[i] = static_cast<uint16_t>(non_finite ? (value & 0x8000) | 0x7FC0 : value);
+  }
+}
+
+void LoadBf16Tile(const uint16_t* in, int positions, int head_dim, int padded, float* out) {
+  for (int t = 0; t < positions; ++t) {
+    for (int c = 0; c < padded; ++c) {
+      out[t * padded + c] = c < head_dim ? Bf16ToFloat(in[t * head_dim + c]) : 0.0f;
+    }
+  }
+}
+
+// `count` values, at most kGroup, as one block.
+void StoreQ8Block(const float* x, int64_t count, uint8_t* out) {
+  uint32_t largest = 0;  // as integers, so that NaN is the largest
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu);
+  }
+  const float max = std::bit_cast<float>(largest);
+  uint16_t scale = largest < 0x7F800000u ? FloatToHalf(max / 127.0f) : uint16_t{0x7C00};
+  if (scale == 0x7C00) scale = 0x7E00;
+  // Where the scale vanishes in f16, so do the values.
+  const bool kept = scale != 0 && scale != 0x7E00;
+  const float inverse = kept ? 127.0f / max : 0.0f;
+  std::memcpy(out, &scale, sizeof scale);
+  for (int64_t i = 0; i < kGroup; ++i) {
+    const bool some = kept && i < count;
+    out[2 + i] = some ? static_cast<uint8_t>(std::lrintf(x[i] * inverse)) : uint8_t{0};
+  }
+}
+
+void StoreQ8(const float* x, int64_t n, uint8_t* out) {
+  for (int64_t i = 0; i < n; i += kGroup, out += kQ8BlockBytes) {
+    StoreQ8Block(x + i, std::min<int64_t>(kGroup, n - i), out);
+  }
+}
+
+void LoadQ8Tile(const uint8_t* in, int positions, int head_dim, int padded, float* out) {
+  for (int t = 0; t < positions; ++t, in += Q8Bytes(head_dim), out += padded) {
+    for (int c = 0; c < padded; ++c) {
+      const uint8_t* block = in + static_cast<size_t>(c / kGroup) * kQ8BlockBytes;
+      const auto value = static_cast<int8_t>(block[2 + c % kGroup]);
+      out[c] = HalfToFloat(LoadU16(block)) * static_cast<float>(value);
+    }
+  }
+}
+
 float TileScores(const float* q, const float* tile, int positions, int padded, float scale,
                  float* scores) {
   float max = -std::numeric_limits<float>::infinity();
@@ -202,8 +254,9 @@ double SumExp(const float* x, int64_t n, float max, float temperature) {
 
 const CpuKernels& ScalarKernels() {
   static constexpr CpuKernels kKernels = {
-      "scalar",     Matmul,     QuantizeRow, RmsNorm,        SiluMul,      Add,      StoreHalf,
-      LoadHalfTile, TileScores, TileExp,     TileAccumulate, HasNonFinite, MaxValue, SumExp};
+      "scalar",   Matmul,       QuantizeRow,    RmsNorm,      SiluMul,  Add,
+      StoreHalf,  LoadHalfTile, StoreBf16,      LoadBf16Tile, StoreQ8,  LoadQ8Tile,
+      TileScores, TileExp,      TileAccumulate, HasNonFinite, MaxValue, SumExp};
   return kKernels;
 }
 

@@ -6,14 +6,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "kernels/cpu/cpu_kernels.h"
 
 namespace layercake::kernels {
 namespace {
 
 std::optional<uint64_t> CheckedKvCacheBytes(const KvCacheSpec& spec) {
-  std::optional<uint64_t> bytes = spec.type == KvType::kF16 ? 4 : 8;  // one key and one value
-  for (const int factor :
-       {spec.layers, spec.blocks, spec.block_tokens, spec.kv_heads, spec.head_dim}) {
+  if (spec.head_dim < 0) return std::nullopt;
+  std::optional<uint64_t> bytes = 2 * KvHeadBytes(spec.type, spec.head_dim);  // a key and a value
+  for (const int factor : {spec.layers, spec.blocks, spec.block_tokens, spec.kv_heads}) {
     if (factor < 0) return std::nullopt;
     bytes = base::CheckedMul(*bytes, static_cast<uint64_t>(factor));
     if (!bytes) return std::nullopt;
@@ -22,6 +23,34 @@ std::optional<uint64_t> CheckedKvCacheBytes(const KvCacheSpec& spec) {
 }
 
 }  // namespace
+
+absl::string_view KvTypeName(KvType type) {
+  switch (type) {
+    case KvType::kF32:
+      return "f32";
+    case KvType::kF16:
+      return "f16";
+    case KvType::kBF16:
+      return "bf16";
+    case KvType::kQ8_0:
+      return "q8_0";
+  }
+  return "unknown";
+}
+
+size_t KvHeadBytes(KvType type, int head_dim) {
+  const auto values = static_cast<size_t>(head_dim);
+  switch (type) {
+    case KvType::kF32:
+      return values * sizeof(float);
+    case KvType::kF16:
+    case KvType::kBF16:
+      return values * sizeof(uint16_t);
+    case KvType::kQ8_0:
+      break;
+  }
+  return Q8Bytes(head_dim);
+}
 
 size_t KvCacheBytes(const KvCacheSpec& spec) {
   return CheckedKvCacheBytes(spec).value_or(std::numeric_limits<size_t>::max());
@@ -52,7 +81,7 @@ std::byte* CpuKvCache::At(int layer, int which, int32_t block, int kv_head, int 
   index = index * static_cast<size_t>(s.blocks) + static_cast<size_t>(block);
   index = index * static_cast<size_t>(s.kv_heads) + static_cast<size_t>(kv_head);
   index = index * static_cast<size_t>(s.block_tokens) + static_cast<size_t>(token);
-  return memory_.address() + index * static_cast<size_t>(s.head_dim) * element_bytes();
+  return memory_.address() + index * head_bytes_;
 }
 
 }  // namespace layercake::kernels

@@ -11,12 +11,11 @@
 namespace layercake::kernels {
 
 // Layout: (layers, 2, blocks, kv_heads, block_tokens, head_dim), 2 = keys then values, so that the
-// positions of one head in one block lie together.
+// positions of one head in one block lie together. The values of a head lie as KvType says.
 class CpuKvCache final : public KvCache {
  public:
   static absl::StatusOr<std::unique_ptr<CpuKvCache>> Create(const KvCacheSpec& spec);
 
-  size_t element_bytes() const { return spec().type == KvType::kF16 ? 2 : 4; }
   // The head_dim values of one position of one head.
   std::byte* Keys(int layer, int32_t block, int kv_head, int token) const {
     return At(layer, 0, block, kv_head, token);
@@ -27,9 +26,12 @@ class CpuKvCache final : public KvCache {
 
  private:
   CpuKvCache(const KvCacheSpec& spec, HostMemory memory)
-      : KvCache(spec), memory_(std::move(memory)) {}
+      : KvCache(spec),
+        head_bytes_(KvHeadBytes(spec.type, spec.head_dim)),
+        memory_(std::move(memory)) {}
   std::byte* At(int layer, int which, int32_t block, int kv_head, int token) const;
 
+  size_t head_bytes_;
   HostMemory memory_;
 };
 

@@ -9,8 +9,16 @@
 
 namespace layercake::kernels::cuda {
 
+absl::Status CheckCudaKvType(KvType type) {
+  if (type == KvType::kF16 || type == KvType::kF32) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("a KV cache of type ", KvTypeName(type),
+                                               " exists on cpu devices only; on CUDA devices use "
+                                               "--kv-type f16"));
+}
+
 absl::StatusOr<std::unique_ptr<CudaKvCache>> CudaKvCache::Create(const Context& context,
                                                                  const KvCacheSpec& spec) {
+  LC_RETURN_IF_ERROR(CheckCudaKvType(spec.type));
   const std::string shape =
       absl::StrCat("a KV cache of ", spec.layers, " layers, ", spec.blocks, " blocks of ",
                    spec.block_tokens, " tokens, ", spec.kv_heads, " kv heads of ", spec.head_dim);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/step_view.h"
@@ -11,10 +12,13 @@
 
 namespace layercake::kernels::cuda {
 
+// OK for f16 and f32; else Unimplemented with the way out.
+absl::Status CheckCudaKvType(KvType type);
+
 // Layout: (layers, 2, blocks, kv_heads, block_tokens, head_dim), 2 = keys then values.
 class CudaKvCache final : public KvCache {
  public:
-  // head_dim even and at most kMaxHeadDim. ResourceExhausted with sizes.
+  // f16 or f32; head_dim even and at most kMaxHeadDim. ResourceExhausted with sizes.
   static absl::StatusOr<std::unique_ptr<CudaKvCache>> Create(const Context& context,
                                                              const KvCacheSpec& spec);
   // `layer` is one of the cache's (callers check).
