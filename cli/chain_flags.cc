@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/device_memory.h"
 #include "kernels/cuda_backend.h"
+#include "proto/kv_cache_type.h"
 
 namespace layercake::cli {
 namespace {
@@ -46,7 +47,8 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
                 "Threads of each worker (default: the cores, shared out)");
   table.Integer("--context", &options->context_tokens, 0, 1 << 24,
                 "Tokens of one sequence, prompt and answer (default: the model's, at most 4096)");
-  table.Choice("--kv-type", &options->kv_type, {"f16", "f32"}, "Type of the KV cache");
+  table.Choice("--kv-type", &options->kv_type, KvCacheTypeNames(),
+               "Type of the KV cache; bf16 and q8_0 (half of f16) on cpu only (default f16)");
   table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
                 "Blocks of the KV cache (default: what fits a GPU, on cpu four full contexts)");
   table.Integer("--max-sequences", &options->max_sequences, 1, 65536, "Sequences running at once");

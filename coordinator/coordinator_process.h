@@ -19,7 +19,7 @@ struct CoordinatorProcessOptions {
   int stages = 1;
   std::string layers;  // "0-9,10-29"; empty: balanced by bytes
   std::string transport = "auto";
-  std::string kv_type = "f16";  // "f16" or "f32"
+  std::string kv_type = "f16";  // as proto/kv_cache_type.h names them
   int context_tokens = 0;       // of one sequence; 0: the model's, at most 4,096
   int max_sequences = 64;       // running at once
   int max_queued = 1024;

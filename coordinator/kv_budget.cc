@@ -44,9 +44,8 @@ std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
     const bool last = s + 1 == stages.size();
     const uint64_t taken = WeightsOf(weights, stages[s], first, last) + kBackendBytes +
                            BuffersOf(config, static_cast<uint64_t>(budget.max_rows), last);
-    const uint64_t block_bytes = 2 * uint64_t{stages[s].size()} * config.kv_size() *
-                                 static_cast<uint64_t>(budget.element_bytes) *
-                                 static_cast<uint64_t>(budget.block_tokens);
+    const uint64_t block_bytes = 2 * uint64_t{stages[s].size()} * config.n_kv_heads *
+                                 budget.head_bytes * static_cast<uint64_t>(budget.block_tokens);
     const uint64_t room =
         taken < memory ? (memory - taken) / std::max<uint64_t>(block_bytes, 1) : 0;
     const int here = static_cast<int>(std::min<uint64_t>(room, static_cast<uint64_t>(budget.most)));

@@ -16,7 +16,8 @@ struct KvBudget {
   // chain: likewise.
   absl::Span<const uint64_t> stage_memory_bytes;
   int block_tokens = 16;
-  int element_bytes = 2;  // of a key or value
+  // Of the key, or the value, of one position and one kv head (proto/kv_cache_type.h).
+  uint64_t head_bytes = 0;
   int max_rows = 0;
   // No use beyond this many blocks.
   int most = 0;

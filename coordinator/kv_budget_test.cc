@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "proto/kv_cache_type.h"
+
 namespace layercake::coordinator {
 namespace {
 
@@ -28,6 +30,7 @@ struct Model {
 KvBudget BudgetOf(const std::vector<uint64_t>& memory) {
   KvBudget budget;
   budget.stage_memory_bytes = memory;
+  budget.head_bytes = KvHeadBytes(v1::KV_CACHE_TYPE_F16, 128);
   budget.max_rows = 256;
   budget.most = 1 << 20;
   return budget;
@@ -44,6 +47,22 @@ TEST(KvBudget, FillsTheTightestStage) {
   EXPECT_LT(*blocks, (24 * kGiB - 9'600'000'000) / (2 << 20));
   const std::vector<uint64_t> more = {80 * kGiB, 25 * kGiB};
   EXPECT_EQ(*KvBlocksThatFit(model.config, model.weights, stages, BudgetOf(more)), *blocks + 512);
+}
+
+TEST(KvBudget, HasRoomForMoreBlocksOfASmallerType) {
+  const Model model;
+  const std::vector<model::LayerRange> stages = {{0, 64}};
+  const std::vector<uint64_t> memory = {80 * kGiB};
+  const auto blocks = [&](v1::KvCacheType type) {
+    KvBudget budget = BudgetOf(memory);
+    budget.head_bytes = KvHeadBytes(type, model.config.head_dim);
+    return *KvBlocksThatFit(model.config, model.weights, stages, budget);
+  };
+  const int half = blocks(v1::KV_CACHE_TYPE_F16);
+  EXPECT_EQ(blocks(v1::KV_CACHE_TYPE_BF16), half);
+  EXPECT_EQ(blocks(v1::KV_CACHE_TYPE_F32), half / 2);
+  // 34 bytes for 32 values instead of 64.
+  EXPECT_NEAR(blocks(v1::KV_CACHE_TYPE_Q8_0), half * 64.0 / 34.0, 2);
 }
 
 TEST(KvBudget, KnowsNothingWithoutMemory) {

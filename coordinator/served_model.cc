@@ -10,6 +10,7 @@
 #include "coordinator/kv_budget.h"
 #include "model/gguf/tokenizer_metadata.h"
 #include "model/weights.h"
+#include "proto/kv_cache_type.h"
 
 namespace layercake::coordinator {
 namespace {
@@ -90,7 +91,7 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
       KvBlocksThatFit(config, bytes, plan.stages,
                       {.stage_memory_bytes = options.stage_memory_bytes,
                        .block_tokens = plan.kv_block_tokens,
-                       .element_bytes = plan.kv_type == v1::KV_CACHE_TYPE_F32 ? 4 : 2,
+                       .head_bytes = KvHeadBytes(plan.kv_type, config.head_dim),
                        .max_rows = plan.max_rows,
                        .most = static_cast<int>(most)});
   if (options.kv_blocks > 0) {
@@ -116,12 +117,6 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
   plan.ring = PlanRing(config, plan.max_rows, plan.context_tokens, plan.kv_block_tokens,
                        plan.max_in_flight);
   return absl::OkStatus();
-}
-
-absl::StatusOr<v1::KvCacheType> ParseKvType(const std::string& name) {
-  if (name == "f16") return v1::KV_CACHE_TYPE_F16;
-  if (name == "f32") return v1::KV_CACHE_TYPE_F32;
-  return absl::InvalidArgumentError(absl::StrCat("--kv-type ", name, ": f16 and f32 are known"));
 }
 
 }  // namespace
@@ -154,7 +149,7 @@ absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(
 
   ChainPlan& plan = served->plan;
   LC_ASSIGN_OR_RETURN(plan.stages, CutLayers(options, served->config, bytes));
-  LC_ASSIGN_OR_RETURN(plan.kv_type, ParseKvType(options.kv_type));
+  LC_ASSIGN_OR_RETURN(plan.kv_type, ParseKvCacheType(options.kv_type));
   LC_RETURN_IF_ERROR(PlanMemory(options, served->config, bytes, plan));
   plan.model_path = options.model_path;
   plan.model_fingerprint = served->files->fingerprint();

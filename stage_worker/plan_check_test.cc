@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/random.h"
+#include "proto/kv_cache_type.h"
 #include "stage_worker/plan_fuzz.h"
 #include "stage_worker/testing/tiny_stages.h"
 
@@ -319,6 +320,23 @@ TEST(CheckAssignment, NamesTheFieldThatIsWrong) {
     ASSERT_TRUE(CheckAssignment(assignment).ok());
     change(assignment);
     EXPECT_THAT(CheckAssignment(assignment).message(), HasSubstr(word));
+  }
+}
+
+TEST(CheckAssignment, TakesEveryTypeOfKvCacheAndCountsItsBytesAsTheKernelsDo) {
+  const stage_worker::testing::TinyModel model((model::testing::TinyModelOptions()));
+  for (const std::string& name : KvCacheTypeNames()) {
+    const v1::KvCacheType type = *ParseKvCacheType(name);
+    v1::Assignment assignment = model.Assign(0, 2);
+    assignment.set_kv_type(type);
+    EXPECT_TRUE(CheckAssignment(assignment).ok());
+    const std::optional<kernels::KvType> kernel_type = KvTypeOf(type);
+    ASSERT_TRUE(kernel_type.has_value()) << name;
+    EXPECT_EQ(kernels::KvTypeName(*kernel_type), name);
+    for (const int head_dim : {2, 32, 80, 128, 250}) {
+      EXPECT_EQ(kernels::KvHeadBytes(*kernel_type, head_dim),
+                KvHeadBytes(type, static_cast<uint32_t>(head_dim)));
+    }
   }
 }
 

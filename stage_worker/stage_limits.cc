@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "proto/kv_cache_type.h"
 #include "stage_worker/activation_frame.h"
 
 namespace layercake::stage_worker {
@@ -15,6 +17,21 @@ absl::Status CheckRange(absl::string_view field, int64_t value, int64_t least, i
 }
 
 }  // namespace
+
+std::optional<kernels::KvType> KvTypeOf(v1::KvCacheType type) {
+  switch (type) {
+    case v1::KV_CACHE_TYPE_F32:
+      return kernels::KvType::kF32;
+    case v1::KV_CACHE_TYPE_F16:
+      return kernels::KvType::kF16;
+    case v1::KV_CACHE_TYPE_BF16:
+      return kernels::KvType::kBF16;
+    case v1::KV_CACHE_TYPE_Q8_0:
+      return kernels::KvType::kQ8_0;
+    default:
+      return std::nullopt;
+  }
+}
 
 absl::Status CheckAssignment(const v1::Assignment& a) {
   constexpr int64_t kMaxContext = model::ModelLimits::kMaxContextLength;
@@ -33,9 +50,10 @@ absl::Status CheckAssignment(const v1::Assignment& a) {
        }) {
     if (!status.ok()) return status;
   }
-  if (a.kv_type() != v1::KV_CACHE_TYPE_F16 && a.kv_type() != v1::KV_CACHE_TYPE_F32) {
+  if (!KvTypeOf(a.kv_type())) {
     return absl::UnimplementedError(absl::StrCat("assignment: kv_type ", a.kv_type(),
-                                                 " is not one that this worker has (f16, f32)"));
+                                                 " is not one that this worker has (",
+                                                 absl::StrJoin(KvCacheTypeNames(), ", "), ")"));
   }
   const double timeout = a.step_timeout_seconds();
   if (!(timeout > 0) || !std::isfinite(timeout) || timeout > 86400) {

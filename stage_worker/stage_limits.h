@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/ops.h"
 #include "layercake/v1/control.pb.h"
 #include "model/model_config.h"
 
@@ -35,6 +37,9 @@ inline constexpr int kMaxRows = 1 << 16;
 inline constexpr int kMaxSequences = 1 << 16;
 inline constexpr int kMaxKvBlocks = 1 << 28;
 inline constexpr int kMaxInFlight = 1024;
+
+// The kernels' name of a type; nullopt for a number that is none.
+std::optional<kernels::KvType> KvTypeOf(v1::KvCacheType type);
 
 // An Assignment came over a wire. InvalidArgument names the field, its value and what is allowed.
 // The parts that need the model (layers, vocabulary) are in LimitsForModel.

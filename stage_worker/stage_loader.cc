@@ -36,6 +36,9 @@ StageLoader::~StageLoader() {
 }
 
 absl::Status StageLoader::Start() {
+  kv_type_ = KvTypeOf(assignment_.kv_type());
+  if (!kv_type_) return absl::InternalError("a loader of an assignment that was not checked");
+  LC_RETURN_IF_ERROR(context_.ops->CheckKvType(*kv_type_));
   last_progress_ = context_.clock->Now();
   ArmProgressTimer();
   fetching_ = context_.loading_thread->Post([this, alive = alive_, progress = progress_,
@@ -148,9 +151,6 @@ void StageLoader::BuildWeights() {
 }
 
 void StageLoader::MakeStage() {
-  const kernels::KvType kv_type = assignment_.kv_type() == v1::KV_CACHE_TYPE_F32
-                                      ? kernels::KvType::kF32
-                                      : kernels::KvType::kF16;
   struct Making {
     model::ModelConfig config;
     StageWeights weights;
@@ -166,7 +166,8 @@ void StageLoader::MakeStage() {
   // As work of the device, because making gigabytes of memory ready takes seconds on a CPU, and
   // heartbeats must go on.
   context_.device->Submit(
-      [making, kv_type, device = context_.device, ops = context_.ops]() -> absl::Status {
+      [making, kv_type = *kv_type_, device = context_.device,
+       ops = context_.ops]() -> absl::Status {
         LC_ASSIGN_OR_RETURN(making->made.stage,
                             Stage::Create(*device, *ops, making->config, std::move(making->weights),
                                           making->made.limits, kv_type));

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -58,7 +59,8 @@ class StageLoader {
               Callbacks callbacks);
   ~StageLoader();
 
-  // ResourceExhausted when the loading thread does not take the work; then nothing follows.
+  // Unimplemented for a type of KV cache that the device has not, ResourceExhausted when the
+  // loading thread does not take the work; then nothing follows.
   absl::Status Start();
   // No callback but on_drained after this. The loading thread is asked to end, not waited for.
   void Stop();
@@ -92,6 +94,7 @@ class StageLoader {
   StageLoaderContext context_;
   const v1::Assignment assignment_;
   const absl::Duration silence_;
+  std::optional<kernels::KvType> kv_type_;  // set by Start
   Callbacks callbacks_;
   std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
   bool over_ = false;  // stopped, or on_done ran

@@ -26,6 +26,7 @@ struct Cut {
   int rows = 256;
   int threads = 1;
   int kv_blocks = 0;
+  std::string kv_type = "f16";
 };
 
 void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
@@ -39,6 +40,7 @@ RigOptions OptionsOf(const Cut& cut, const std::string& model_path) {
   options.chain.max_rows = cut.rows;
   options.chain.prefill_rows = cut.rows;
   options.chain.kv_blocks = cut.kv_blocks;
+  options.chain.kv_type = cut.kv_type;
   options.chain.context_tokens = 512;
   options.ucx_tls = cut.ucx_tls;
   options.threads = cut.threads;
@@ -138,6 +140,20 @@ INSTANTIATE_TEST_SUITE_P(
         Cut{.name = "UcxTcp", .stages = 3, .transport = "ucx"},
         Cut{.name = "UcxSharedMemory", .stages = 3, .transport = "ucx", .ucx_tls = "posix,self"}),
     CutName);
+
+// Blocks of keys and values that share a scale hold one position of one head each, so that nothing
+// of a sequence depends on where its chunks end either.
+TEST(AnyCutWithQuantisedKeysAndValues, GivesTheSameBits) {
+  const std::string path = GoldenPath("tiny/qwen3_wide_heads.gguf");
+  const auto requests = TinyRequests();
+  const auto reference =
+      RunCut({.name = "alone", .together = false, .kv_type = "q8_0"}, path, requests);
+  ASSERT_EQ(reference.size(), requests.size());
+  EXPECT_EQ(RunCut({.name = "chunks", .stages = 3, .rows = 7, .threads = 2, .kv_type = "q8_0"},
+                   path, requests),
+            reference);
+  EXPECT_NE(RunCut({.name = "f16"}, path, requests), reference) << "the type has no effect";
+}
 
 class AnyCutOfSmolLm2 : public ::testing::TestWithParam<Cut> {};
 
