@@ -252,8 +252,11 @@ class LinkCore : public std::enable_shared_from_this<LinkCore<Out, In>> {
         // gRPC's own timer, as a span from now.
         return alarm_.Set(
             gpr_time_from_millis(absl::ToInt64Milliseconds(options_.close_flush), GPR_TIMESPAN),
-            [self = this->shared_from_this()](bool expired) {
-              if (expired) self->OnFlushTimeout();
+            // The alarm keeps this function as long as it lives itself: the core, which owns the
+            // alarm, is let go of by hand.
+            [self = this->shared_from_this()](bool expired) mutable {
+              const std::shared_ptr<LinkCore> core = std::exchange(self, nullptr);
+              if (expired) core->OnFlushTimeout();
             });
       case Act::kRead:
         return wire_->Read(&in_message_);
