@@ -34,7 +34,7 @@ bench() {
 }
 if [[ $parts == *text* ]]; then
   for prompt in "The capital of France is" "In 1969,"; do
-    "$bin/layercake" run --server "$address" --temperature 0 --max-tokens 32 "$prompt" 2>/dev/null |
+    "$bin/layercake" run --server "$address" --raw --temperature 0 --max-tokens 32 "$prompt" 2>/dev/null |
       sha256sum | cut -c1-16 | sed "s/^/text $devices $transport: /"
   done
 fi
