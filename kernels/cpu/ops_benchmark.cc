@@ -89,6 +89,8 @@ void BM_SmolLm2Step(benchmark::State& state) {
   const auto threads = static_cast<int>(state.range(0));
   const auto rows = static_cast<int>(state.range(1));
   const auto context = static_cast<int>(state.range(2));
+  const auto kv_type = static_cast<KvType>(state.range(3));
+  state.SetLabel(std::string(KvTypeName(kv_type)));
   constexpr WeightType kType = WeightType::kQ4_1;
   CollectingExecutor executor;
   auto device = CreateCpuDevice({.threads = threads}, executor);
@@ -121,7 +123,7 @@ void BM_SmolLm2Step(benchmark::State& state) {
   }
   const Matrix* head = model.Add(**ops, random, kType, kVocabulary, kHidden);
   const int blocks = (context + rows + 15) / 16;
-  auto cache = (*ops)->CreateKvCache({kLayers, blocks, 16, 3, 64, KvType::kF16});
+  auto cache = (*ops)->CreateKvCache({kLayers, blocks, 16, 3, 64, kv_type});
   Must(cache.status());
   Rope rope;
   rope.rope_dims = 64;
@@ -158,7 +160,9 @@ void BM_SmolLm2Step(benchmark::State& state) {
                           BufferOf(logits)));
       return (*ops)->Sample(BufferOf(logits), kVocabulary, requests, absl::MakeSpan(results));
     }));
+    best.Stop();
   }
+  state.counters["best ms"] = best.seconds() * 1e3;
   state.counters["tokens/s"] = benchmark::Counter(static_cast<double>(state.iterations()) * rows,
                                                   benchmark::Counter::kIsRate);
 }
@@ -192,13 +196,19 @@ BENCHMARK_CAPTURE(BM_Matmul, Q4_1, WeightType::kQ4_1)
     ->Args({576, 1536, 1});
 
 BENCHMARK(BM_SmolLm2Step)
-    ->ArgNames({"threads", "rows", "context"})
-    ->Args({1, 1, 100})
-    ->Args({2, 1, 100})
-    ->Args({2, 1, 2000})
-    ->Args({1, 256, 0})
-    ->Args({2, 256, 0})
-    ->Args({2, 8, 100})
+    ->ArgNames({"threads", "rows", "context", "kv"})
+    ->Args({1, 1, 100, static_cast<int>(KvType::kF16)})
+    ->Args({2, 1, 100, static_cast<int>(KvType::kF16)})
+    ->Args({2, 1, 2000, static_cast<int>(KvType::kF16)})
+    ->Args({1, 256, 0, static_cast<int>(KvType::kF16)})
+    ->Args({2, 256, 0, static_cast<int>(KvType::kF16)})
+    ->Args({2, 8, 100, static_cast<int>(KvType::kF16)})
+    ->ArgsProduct({{1},
+                   {1},
+                   {1024, 8192},
+                   {static_cast<int>(KvType::kF16), static_cast<int>(KvType::kBF16),
+                    static_cast<int>(KvType::kQ8_0), static_cast<int>(KvType::kF32)}})
+    ->MeasureProcessCPUTime()
     ->UseRealTime();
 
 }  // namespace
