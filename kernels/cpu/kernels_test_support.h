@@ -1,8 +1,6 @@
 // Random weights, activations and executors for the tests of this folder.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <condition_variable>
@@ -19,7 +17,6 @@
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/half.h"
 #include "kernels/device.h"
-#include "kernels/ops.h"
 #include "kernels/weight_type.h"
 
 namespace layercake::kernels {
@@ -137,46 +134,6 @@ struct PreparedActivations {
     return {values.data(), ints.data(), scales.data(), sums.data(), half_sums.data()};
   }
 };
-
-// One head's values as a cache of a type other than F32 holds them.
-inline std::vector<uint8_t> StoredHead(const CpuKernels& kernels, KvType type,
-                                       const std::vector<float>& x) {
-  const auto n = static_cast<int>(x.size());
-  // What is written behind the last byte must stay.
-  std::vector<uint8_t> bytes(KvHeadBytes(type, n) + 4, 0xA5);
-  if (type == KvType::kF16) {
-    kernels.store_half(x.data(), n, reinterpret_cast<uint16_t*>(bytes.data()));
-  } else if (type == KvType::kBF16) {
-    kernels.store_bf16(x.data(), n, reinterpret_cast<uint16_t*>(bytes.data()));
-  } else {
-    kernels.store_q8(x.data(), n, bytes.data());
-  }
-  for (size_t i = bytes.size() - 4; i < bytes.size(); ++i) EXPECT_EQ(bytes[i], 0xA5);
-  bytes.resize(bytes.size() - 4);
-  return bytes;
-}
-
-// Such heads of `positions` as a tile: (positions, head_dim to a multiple of 8).
-inline std::vector<float> LoadedHeads(const CpuKernels& kernels, KvType type,
-                                      const std::vector<uint8_t>& bytes, int positions,
-                                      int head_dim) {
-  const int padded = (head_dim + 7) / 8 * 8;
-  std::vector<float> tile = Poisoned(int64_t{positions} * padded);
-  const auto* words = reinterpret_cast<const uint16_t*>(bytes.data());
-  if (type == KvType::kF16) {
-    kernels.load_half_tile(words, positions, head_dim, padded, tile.data());
-  } else if (type == KvType::kBF16) {
-    kernels.load_bf16_tile(words, positions, head_dim, padded, tile.data());
-  } else {
-    kernels.load_q8_tile(bytes.data(), positions, head_dim, padded, tile.data());
-  }
-  return tile;
-}
-
-inline std::vector<float> ThereAndBack(const CpuKernels& kernels, KvType type,
-                                       const std::vector<float>& x) {
-  return LoadedHeads(kernels, type, StoredHead(kernels, type, x), 1, static_cast<int>(x.size()));
-}
 
 // Keeps completions until somebody runs them, from any thread.
 class CollectingExecutor final : public base::Executor {

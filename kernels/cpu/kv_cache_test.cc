@@ -6,7 +6,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/kernels_test_support.h"
+#include "kernels/cpu/ops_test_support.h"
 
 namespace layercake::kernels {
 namespace {
