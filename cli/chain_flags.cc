@@ -56,8 +56,9 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
                 "Rows of one micro-batch (default: 256, on GPUs 2048)");
   table.Integer("--prefill-rows", &options->prefill_rows, 0, 65536,
                 "Prompt rows of one micro-batch (default: all)");
-  table.Integer("--max-in-flight", &options->max_in_flight, 0, 65536,
-                "Micro-batches in flight, at most (default: stages + 1)");
+  table.Integer(
+      "--max-in-flight", &options->max_in_flight, 0, 65536,
+      "Micro-batches in flight, at most (default: stages + 1, on cpu no more than cores)");
   table.Duration("--worker-wait", &options->worker_wait, "For all workers to dial in");
   table.Duration("--load-silence", &options->load_silence,
                  "A loading stage that makes no progress for so long has failed");
@@ -120,6 +121,12 @@ absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::stri
     }
   }
   if (options.threads == 0) options.threads = ThreadsPerWorker(usable_cores, stages);
+  // Micro-batches that no core is left for only read the weights once more each.
+  const bool on_cpu = std::all_of(options.devices.begin(), options.devices.end(),
+                                  [](const std::string& name) { return name == "cpu"; });
+  if (options.coordinator.max_in_flight == 0 && on_cpu && usable_cores <= stages) {
+    options.coordinator.max_in_flight = usable_cores;
+  }
   return options;
 }
 

@@ -52,6 +52,18 @@ TEST(ChainFlags, SharesTheCoresOut) {
   EXPECT_EQ(Make(flags, 2).threads, 5);
 }
 
+TEST(ChainFlags, KeepsNoMoreMicroBatchesInFlightThanCoresCompute) {
+  ChainFlags flags;
+  flags.stages = 3;
+  EXPECT_EQ(Make(flags, 8).coordinator.max_in_flight, 0);  // the coordinator decides
+  EXPECT_EQ(Make(flags, 2).coordinator.max_in_flight, 2);
+  flags.devices = {"cuda:0"};
+  EXPECT_EQ(Make(flags, 2).coordinator.max_in_flight, 0);
+  flags.devices = {"cpu"};
+  flags.coordinator.max_in_flight = 4;
+  EXPECT_EQ(Make(flags, 2).coordinator.max_in_flight, 4);
+}
+
 TEST(ChainFlags, NamesTheFlagsThatDisagree) {
   ChainFlags flags;
   flags.stages = 3;
