@@ -356,9 +356,8 @@ void DownstreamEnd::Finish() {
 
 std::string DownstreamEnd::WaitingFor() const {
   if (ready_ || failed_ || current_ >= attempts_.size()) return {};
-  return absl::StrCat("stage ", options_.stage, " connects to ", peer_, " over ",
-                      NameOf(attempts_[current_].kind), " since ",
-                      absl::FormatDuration(context_.clock->Now() - since_));
+  return absl::StrCat(peer_, " to take a connection over ", NameOf(attempts_[current_].kind),
+                      " since ", absl::FormatDuration(context_.clock->Now() - since_));
 }
 
 }  // namespace layercake::stage_worker

@@ -104,7 +104,7 @@ class DownstreamEnd {
   // Null until on_ready.
   transport::ChannelSender* sender() const { return ready_ ? sender_.get() : nullptr; }
   const std::string& peer() const { return peer_; }  // "stage 2 (host b)"
-  // "stage 1 connects to stage 2 (host b) over ucx since 3s"; empty when connected.
+  // "stage 2 (host b) to take a connection over ucx since 3s"; empty when connected.
   std::string WaitingFor() const;
 
  private:

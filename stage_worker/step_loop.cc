@@ -374,8 +374,7 @@ std::string StepLoop::Describe(WaitKind kind, const Wait& wait) const {
       break;
   }
   const base::Instant now = clock_.Now();
-  return absl::StrCat("stage ", options_.limits.stage, " waits for ", what, " since ",
-                      absl::FormatDuration(now - wait.since), ", last progress ",
+  return absl::StrCat(what, " since ", absl::FormatDuration(now - wait.since), ", last progress ",
                       absl::FormatDuration(now - last_progress_), " ago");
 }
 
@@ -424,7 +423,7 @@ void StepLoop::OnTimer() {
       continue;
     }
     Fail(absl::DeadlineExceededError(
-        absl::StrCat("gave up after ", absl::FormatDuration(now - wait.since), ": ",
+        absl::StrCat("gave up after ", absl::FormatDuration(now - wait.since), " of waiting for ",
                      Describe(static_cast<WaitKind>(i), wait),
                      " (see the log there; a slow machine may need a longer step timeout)")));
     return;

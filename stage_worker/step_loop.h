@@ -73,7 +73,7 @@ class StepLoop {
   bool drained() const { return submitted_ == 0; }
 
   const absl::Status& status() const { return status_; }
-  // The longest wait, as a person reads it; empty when nothing is waited for.
+  // What is waited for the longest, to stand behind "waits for"; empty when nothing is.
   std::string WaitingFor() const;
   // When the next deadline runs out; Infinite without one.
   base::Instant NextWakeup() const;

@@ -413,17 +413,15 @@ std::string Worker::WaitingFor() const {
     case State::kAssigned:
       return "an assignment from the coordinator";
     case State::kLoading:
-      return absl::StrCat("stage ", assignment_.stage(), " loads its weights");
+      return "its weights to load";
     case State::kConnecting:
       if (downstream_ != nullptr && downstream_->sender() == nullptr) {
         return downstream_->WaitingFor();
       }
       if (!limits_.first() && upstream_->receiver() == nullptr) {
-        return absl::StrCat("stage ", assignment_.stage(), " waits for stage ",
-                            assignment_.stage() - 1, " to connect");
+        return absl::StrCat("stage ", assignment_.stage() - 1, " to connect");
       }
-      return absl::StrCat("stage ", assignment_.stage(), " waits for the offer of stage ",
-                          assignment_.stage() + 1);
+      return absl::StrCat("the offer of stage ", assignment_.stage() + 1);
     case State::kReady:
       return loop_->WaitingFor();
     default:
