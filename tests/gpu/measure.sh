@@ -22,6 +22,7 @@ server=$!
 trap 'kill -INT $server 2>/dev/null; wait $server' EXIT
 until "$bin/layercake" status --server "$address" 2>&1 | tee "$out/$name.status.txt" | grep -q ^serving; do
   kill -0 $server 2>/dev/null || { tail -5 "$out/$name.serve.log"; exit 1; }
+  [[ $SECONDS -lt ${LAYERCAKE_MEASURE_START:-90} ]] || { echo "not ready in $SECONDS s"; exit 1; }
   sleep 0.2
 done
 echo "== $name: ready after $(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $started }") s"
@@ -34,11 +35,15 @@ bench() {
 }
 if [[ $parts == *text* ]]; then
   for prompt in "The capital of France is" "In 1969,"; do
-    "$bin/layercake" run --server "$address" --raw --temperature 0 --max-tokens 32 "$prompt" 2>/dev/null |
-      sha256sum | cut -c1-16 | sed "s/^/text $devices $transport: /"
+    if text=$("$bin/layercake" run --server "$address" --raw --temperature 0 --max-tokens 32 "$prompt" \
+        2> "$out/$name.run.log") && [[ -n $text ]]; then
+      echo "text $devices $transport: $(sha256sum <<< "$text" | cut -c1-16)"
+    else
+      echo "text $devices $transport: FAILED: $(tail -1 "$out/$name.run.log")"
+    fi
   done
 fi
 [[ $parts == *decode* ]] && bench --npp 128 --ntg 64 --npl "${LAYERCAKE_MEASURE_STREAMS:-1,2,4,8,16,32,64,128}"
-[[ $parts == *prefill* ]] && bench --npp 2048 --ntg 2 --npl 1 && bench --npp 4096 --ntg 2 --npl 8
+[[ $parts == *prefill* ]] && bench --npp 2048 --ntg 16 --npl 1 && bench --npp 4096 --ntg 64 --npl 8
 [[ $parts == *context* ]] && bench --npp 4096 --ntg 64 --npl 1,8,32
 exit 0
