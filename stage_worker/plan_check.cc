@@ -95,7 +95,7 @@ absl::Status CheckNoSpeculation(const v1::RowDescriptor& rows) {
   if (rows.draft_source() != 0) field = "draft_source";
   if (rows.parent() != 0) field = "parent";
   if (rows.speculative_blocks() != 0) field = "speculative_blocks";
-  if (rows.auto_continue_until() != 0) field = "auto_continue_until";
+  if (rows.token_of_step() != 0) field = "token_of_step";
   if (!rows.token_mask().empty()) field = "token_mask";
   if (field.empty()) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
