@@ -364,17 +364,24 @@ class Bench(unittest.TestCase):
         self.assertIn("decode/s", result.stderr)
 
 
-class PythonClient(unittest.TestCase):
-    SKIPPED = 77  # tests/CMakeLists.txt: SKIP_RETURN_CODE
+SKIPPED = 77  # tests/CMakeLists.txt: SKIP_RETURN_CODE
 
+
+def python_with_grpc():
+    """The interpreter that has grpcio; without one the class is skipped aloud."""
+    python = pathlib.Path(os.environ.get("LAYERCAKE_PYTHON_ENVIRONMENT", "")) / "bin/python"
+    usable = python.is_file() and subprocess.run(
+        [python, "-c", "import grpc, grpc_tools"], capture_output=True).returncode == 0
+    if not usable:
+        print(f"SKIPPED: no grpcio in {python} (tests/run.sh installs it from PyPI)")
+        sys.stdout.flush()
+        os._exit(SKIPPED)
+    return python
+
+
+class PythonClient(unittest.TestCase):
     def test_streams_an_answer(self):
-        python = pathlib.Path(os.environ.get("LAYERCAKE_PYTHON_ENVIRONMENT", "")) / "bin/python"
-        usable = python.is_file() and subprocess.run(
-            [python, "-c", "import grpc, grpc_tools"], capture_output=True).returncode == 0
-        if not usable:
-            print(f"SKIPPED: no grpcio in {python} (tests/run.sh installs it from PyPI)")
-            sys.stdout.flush()
-            os._exit(self.SKIPPED)
+        python = python_with_grpc()
         with Server("--stages", "2") as server:
             answer = subprocess.run(
                 [python, ROOT / "clients/python/ask.py", "--server", server.address, "--raw",
@@ -385,6 +392,51 @@ class PythonClient(unittest.TestCase):
                              "--max-tokens", "12", "the rain")
             self.assertEqual(answer.stdout, ours.stdout)
             self.assertRegex(answer.stderr, r"12 tokens, length")
+
+
+class Crowd(unittest.TestCase):
+    """Three stages, each a process, and 128 clients of another process, over gRPC."""
+    ROUND = 2000
+    ROUNDS = 5
+
+    def crowd(self, server, *arguments):
+        done = subprocess.run(
+            [self.python, ROOT / "tests/crowd_client.py", server.address, "--clients", "128",
+             *map(str, arguments)], capture_output=True, text=True, timeout=3 * PATIENCE)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertEqual(report["errors"], [])
+        self.assertEqual(report["different"], [])
+        return report
+
+    @staticmethod
+    def kilobytes(pid):
+        """Memory that the process has for itself."""
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", status).group(1))
+
+    def test_survivors_get_what_they_would_get_alone_and_memory_is_flat(self):
+        self.python = python_with_grpc()
+        # Room for six contexts: sequences give way to each other.
+        with Server("--stages", "3", "--context", "256", "--kv-blocks", "100") as server:
+            report = self.crowd(server, "--requests", 500)
+            self.assertGreaterEqual(report["survivors"], 350)
+            self.assertGreaterEqual(report["left"], 20)
+            processes = [server.process.pid, *server.workers]
+            self.assertEqual(len(processes), 4)
+            growth = {pid: [] for pid in processes}
+            for _ in range(self.ROUNDS):
+                before = {pid: self.kilobytes(pid) for pid in processes}
+                report = self.crowd(server, "--requests", self.ROUND, "--short")
+                self.assertEqual(report["survivors"], self.ROUND)
+                for pid in processes:
+                    growth[pid].append(self.kilobytes(pid) - before[pid])
+            print("memory growth, kB per round of each process:", list(growth.values()))
+            # High-water marks rise by steps; what is lost with each request shows in every round.
+            for pid in processes:
+                self.assertLess(min(growth[pid]), 64, growth)  # 32 bytes a request
+                self.assertLess(max(growth[pid]), 16 << 10, growth)
+            self.assertEqual(server.end(signal.SIGTERM), 0)
 
 
 if __name__ == "__main__":
