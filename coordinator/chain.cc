@@ -229,36 +229,6 @@ absl::Status Chain::CheckEpoch(uint64_t term, uint32_t epoch) const {
                                                     " in term ", options_.term, " epoch ", epoch_));
 }
 
-absl::Status Chain::OnChannelOffer(Worker& worker, v1::ChannelOffer offer) {
-  LC_RETURN_IF_ERROR(CheckEpoch(offer.term(), offer.epoch()));
-  if (offer.receiver_stage() != worker.stage || worker.stage == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "stage ", worker.stage, " offers a channel for stage ", offer.receiver_stage()));
-  }
-  v1::ToWorker message;
-  *message.mutable_connect_downstream()->mutable_offer() = std::move(offer);
-  return StageWorkerOf(worker.stage - 1)->link->Send(message);
-}
-
-absl::Status Chain::OnChannelReady(Worker& worker, const v1::ChannelReady& ready) {
-  LC_RETURN_IF_ERROR(CheckEpoch(ready.term(), ready.epoch()));
-  switch (ready.end()) {
-    case v1::ChannelReady::END_RECEIVER:
-      worker.receiver = ready;
-      return absl::OkStatus();
-    case v1::ChannelReady::END_SENDER: {
-      Worker* downstream = StageWorkerOf(worker.stage + 1);
-      if (downstream == nullptr) {
-        return absl::InvalidArgumentError("the last stage has no downstream channel");
-      }
-      downstream->sender = ready;
-      return absl::OkStatus();
-    }
-    default:
-      return absl::InvalidArgumentError("a channel is ready, and neither end says so");
-  }
-}
-
 absl::Status Chain::OnStepResult(const Worker& worker, v1::StepResult result) {
   LC_RETURN_IF_ERROR(CheckEpoch(result.term(), result.epoch()));
   if (worker.stage != stage_count() - 1) {
@@ -305,15 +275,11 @@ void Chain::Assign() {
 
 void Chain::AdvanceStartup() {
   if (state_ != v1::CHAIN_STATE_LOADING && state_ != v1::CHAIN_STATE_CONNECTING) return;
-  bool loaded = true;
-  bool connected = true;
   for (int stage = 0; stage < stage_count(); ++stage) {
-    const Worker& worker = *StageWorkerOf(stage);
-    loaded = loaded && worker.ready.has_value();
-    connected = connected && (stage == 0 || (worker.receiver && worker.sender));
+    if (!StageWorkerOf(stage)->ready.has_value()) return;
   }
-  if (loaded && state_ == v1::CHAIN_STATE_LOADING) SetState(v1::CHAIN_STATE_CONNECTING);
-  if (!loaded || !connected) return;
+  if (state_ == v1::CHAIN_STATE_LOADING) SetState(v1::CHAIN_STATE_CONNECTING);
+  if (!MissingChannel().empty()) return;
   SetState(v1::CHAIN_STATE_TESTING);
   if (const absl::Status status = StartTest(); !status.ok()) Fail(status);
 }
@@ -396,14 +362,9 @@ void Chain::CheckDeadlines(base::Instant now) {
       return;
     case v1::CHAIN_STATE_CONNECTING:
       if (now - state_since_ <= options_.connect_timeout) return;
-      for (int stage = 1; stage < stage_count(); ++stage) {
-        const Worker& worker = *StageWorkerOf(stage);
-        if (worker.receiver && worker.sender) continue;
-        Fail(absl::DeadlineExceededError(
-            absl::StrCat("the channel from stage ", stage - 1, " to ", Describe(worker),
-                         " was not up within ", absl::FormatDuration(options_.connect_timeout))));
-        return;
-      }
+      Fail(absl::DeadlineExceededError(
+          absl::StrCat(MissingChannel(), " was not up within ",
+                       absl::FormatDuration(options_.connect_timeout))));
       return;
     default:
       break;

@@ -74,6 +74,8 @@ class Chain {
   v1::ChainState state() const { return state_; }
   const absl::Status& failure() const { return failure_; }
   int plans_in_flight() const { return static_cast<int>(in_flight_.size()); }
+  // Every stage has its worker, and each of them said in its Hello that it can do this.
+  bool all_offer(v1::Capability capability) const;
   void FillStatus(v1::GetStatusResponse& response) const;
 
  private:
@@ -92,6 +94,9 @@ class Chain {
     std::optional<v1::StageReady> ready;
     std::optional<v1::ChannelReady> receiver;  // of its upstream channel
     std::optional<v1::ChannelReady> sender;    // of its upstream channel, seen from the other end
+    // Stage 0: the two ends of the way back from the last stage.
+    std::optional<v1::ChannelReady> feedback_receiver;
+    std::optional<v1::ChannelReady> feedback_sender;
 
     bool loaded() const {
       return progress.total_bytes() > 0 && progress.loaded_bytes() == progress.total_bytes();
@@ -111,6 +116,10 @@ class Chain {
   absl::Status OnChannelReady(Worker& worker, const v1::ChannelReady& ready);
   absl::Status OnStepResult(const Worker& worker, v1::StepResult result);
   absl::Status CheckEpoch(uint64_t term, uint32_t epoch) const;
+  // Sampled tokens go from the last stage to the first by a channel of their own.
+  bool has_feedback() const;
+  // A channel that is not up: "the channel from stage 0 to stage 1 (...)"; empty when all are.
+  std::string MissingChannel() const;
   // The stage for this worker, or why it gets none.
   absl::StatusOr<int> ChooseStage(const v1::Hello& hello) const;
 

@@ -35,7 +35,7 @@ class ChainTest : public ::testing::Test {
   }
 
   std::shared_ptr<FakeWorkerEnd> Dial(std::optional<int> stage = std::nullopt,
-                                      uint32_t version = kProtocolVersion) {
+                                      uint32_t version = kProtocolVersion, bool continues = false) {
     auto end = std::make_shared<FakeWorkerEnd>();
     chain_->AddSession(std::make_unique<FakeLink>(end), "10.0.0.9:1");
     v1::FromWorker message;
@@ -47,6 +47,7 @@ class ChainTest : public ::testing::Test {
     hello.mutable_host()->set_host_name("box");
     hello.mutable_host()->set_pid(4711);
     if (stage) hello.set_preferred_stage(*stage);
+    if (continues) hello.add_capabilities(v1::CAPABILITY_AUTO_CONTINUE);
     end->Say(message);
     return end;
   }
@@ -169,6 +170,75 @@ TEST_F(ChainTest, CarriesTheOfferUpstreamAndServesAfterTheTest) {
   EXPECT_FALSE(serving_);
   last->Say(Result(1, 0, 1));
   EXPECT_TRUE(serving_);
+}
+
+TEST_F(ChainTest, CarriesTheOfferOfTheWayBackToTheLastStage) {
+  StartChain(3);
+  std::vector<std::shared_ptr<FakeWorkerEnd>> ends;
+  for (int i = 0; i < 3; ++i) ends.push_back(Dial(std::nullopt, kProtocolVersion, true));
+  EXPECT_TRUE(chain_->all_offer(v1::CAPABILITY_AUTO_CONTINUE));
+  EXPECT_FALSE(chain_->all_offer(v1::CAPABILITY_TOKEN_MASK));
+  v1::FromWorker offer;
+  offer.mutable_channel_offer()->set_term(1);
+  offer.mutable_channel_offer()->set_epoch(1);
+  offer.mutable_channel_offer()->set_receiver_stage(0);
+  offer.mutable_channel_offer()->add_feedback_kinds()->set_kind("local");
+  ends[0]->Say(offer);
+  EXPECT_EQ(ends[1]->Last(v1::ToWorker::kConnectDownstream), nullptr);
+  ASSERT_NE(ends[2]->Last(v1::ToWorker::kConnectDownstream), nullptr);
+  for (int i = 0; i < 3; ++i) {
+    ends[static_cast<size_t>(i)]->Say(Ready());
+    if (i < 2) ends[static_cast<size_t>(i)]->Say(ChannelUp(v1::ChannelReady::END_SENDER));
+    if (i > 0) ends[static_cast<size_t>(i)]->Say(ChannelUp(v1::ChannelReady::END_RECEIVER));
+  }
+  ends[2]->Say(ChannelUp(v1::ChannelReady::END_FEEDBACK_SENDER));
+  EXPECT_EQ(ends[0]->Last(v1::ToWorker::kPlan), nullptr) << "one end of the way back is missing";
+  ends[0]->Say(ChannelUp(v1::ChannelReady::END_FEEDBACK_RECEIVER));
+  EXPECT_NE(ends[0]->Last(v1::ToWorker::kPlan), nullptr);
+  EXPECT_TRUE(failed_.ok()) << failed_;
+}
+
+TEST_F(ChainTest, NamesTheWayBackThatDoesNotComeUp) {
+  StartChain(2);
+  first_ = Dial(std::nullopt, kProtocolVersion, true);
+  last_ = Dial(std::nullopt, kProtocolVersion, true);
+  first_->Say(Ready());
+  last_->Say(Ready());
+  first_->Say(ChannelUp(v1::ChannelReady::END_SENDER));
+  last_->Say(ChannelUp(v1::ChannelReady::END_RECEIVER));
+  for (int i = 0; i < 40 && failed_.ok(); ++i) {
+    Beat(first_, 0, 0, 0, 0);
+    Beat(last_, 0, 0, 0, 0);
+    loop_.Advance(absl::Seconds(1));
+  }
+  EXPECT_EQ(failed_.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(failed_.message(), HasSubstr("the feedback channel from stage 1 to stage 0 (box"));
+}
+
+TEST_F(ChainTest, RefusesAWayBackWhereNoneCanBe) {
+  for (const auto end :
+       {v1::ChannelReady::END_FEEDBACK_SENDER, v1::ChannelReady::END_FEEDBACK_RECEIVER}) {
+    StartChain(1);
+    failed_ = absl::OkStatus();
+    Dial(std::nullopt, kProtocolVersion, true)->Say(ChannelUp(end));
+    EXPECT_EQ(failed_.code(), absl::StatusCode::kInvalidArgument) << failed_;
+  }
+  StartChain(1);
+  failed_ = absl::OkStatus();
+  v1::FromWorker offer;
+  offer.mutable_channel_offer()->set_term(1);
+  offer.mutable_channel_offer()->set_epoch(1);
+  offer.mutable_channel_offer()->add_feedback_kinds()->set_kind("local");
+  Dial()->Say(offer);
+  EXPECT_EQ(failed_.code(), absl::StatusCode::kInvalidArgument) << failed_;
+}
+
+TEST_F(ChainTest, RunsAheadOnlyWhenEveryWorkerCan) {
+  StartChain(2);
+  Dial(std::nullopt, kProtocolVersion, true);
+  EXPECT_FALSE(chain_->all_offer(v1::CAPABILITY_AUTO_CONTINUE)) << "one is not there yet";
+  Dial();
+  EXPECT_FALSE(chain_->all_offer(v1::CAPABILITY_AUTO_CONTINUE));
 }
 
 TEST_F(ChainTest, FailsWhenTheTestFindsANonFiniteValue) {

@@ -77,7 +77,7 @@ absl::StatusOr<FrameHeader> DecodeFrameHeader(absl::Span<const std::byte> bytes)
   }
   const auto kind = LoadLittleEndian<uint8_t>(at + kKindAt);
   if (kind < static_cast<uint8_t>(FrameKind::kPlan) ||
-      kind > static_cast<uint8_t>(FrameKind::kProbe)) {
+      kind > static_cast<uint8_t>(FrameKind::kFeedback)) {
     return Refuse(absl::StrCat("unknown kind ", kind));
   }
   const auto lane = LoadLittleEndian<uint8_t>(at + kLaneAt);

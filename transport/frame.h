@@ -21,6 +21,7 @@ enum class FrameKind : uint8_t {
   kPlan = 1,        // a serialised v1.MicroBatchPlan
   kActivation = 2,  // a v1.ActivationHeader section and the residual stream of the step's rows
   kProbe = 3,       // a checked pattern, at connect only
+  kFeedback = 4,    // a serialised v1.StepFeedback, on the plan lane of a channel of its own
 };
 
 // The ring that a frame belongs to. A frame of another ring is refused (FailedPrecondition).
