@@ -85,7 +85,7 @@ TEST(Frame, RefusesWellSummedNonsense) {
     size_t at;
     uint8_t value;
   };
-  for (const Case& c : {Case{"kind 0", 8, 0}, Case{"kind 4", 8, 4}, Case{"lane 2", 9, 2},
+  for (const Case& c : {Case{"kind 0", 8, 0}, Case{"kind 5", 8, 5}, Case{"lane 2", 9, 2},
                         Case{"a flag", 10, 1}, Case{"reserved", 55, 1},
                         Case{"header length", 6, 65}, Case{"sections longer than all", 41, 9}}) {
     Bytes bytes = EncodeFrameHeader(Example());
