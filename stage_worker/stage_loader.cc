@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "model/model_config.h"
 #include "model/weights.h"
+#include "stage_worker/stage.h"
 
 namespace layercake::stage_worker {
 namespace {
@@ -23,11 +24,8 @@ struct StageLoader::Fetched {
 };
 
 StageLoader::StageLoader(const StageLoaderContext& context, v1::Assignment assignment,
-                         absl::Duration silence, Callbacks callbacks)
-    : context_(context),
-      assignment_(std::move(assignment)),
-      silence_(silence),
-      callbacks_(std::move(callbacks)) {}
+                         Callbacks callbacks)
+    : context_(context), assignment_(std::move(assignment)), callbacks_(std::move(callbacks)) {}
 
 StageLoader::~StageLoader() {
   *alive_ = false;
@@ -104,7 +102,7 @@ void StageLoader::OnProgressTimer() {
     reported_bytes_ = loaded;
     last_progress_ = now;
     callbacks_.on_progress(loaded, progress_->total);
-  } else if (now - last_progress_ > silence_) {
+  } else if (now - last_progress_ > context_.silence) {
     Finish(absl::DeadlineExceededError(absl::StrCat(
         "loading stood still for ", absl::FormatDuration(now - last_progress_), " at ", loaded,
         " of ", progress_->total.load(), " bytes; the disk or the link to the coordinator hangs")));
@@ -113,7 +111,7 @@ void StageLoader::OnProgressTimer() {
   if (!over_) ArmProgressTimer();
 }
 
-void StageLoader::Finish(absl::StatusOr<LoadedStage> result) {
+void StageLoader::Finish(absl::StatusOr<MadeStage> result) {
   over_ = true;
   CancelProgressTimer();
   callbacks_.on_done(std::move(result));
@@ -154,7 +152,7 @@ void StageLoader::MakeStage() {
   struct Making {
     model::ModelConfig config;
     StageWeights weights;
-    LoadedStage made;
+    MadeStage made;
   };
   // Shared by the two halves of one piece of work.
   auto making = std::make_shared<Making>();
@@ -168,9 +166,13 @@ void StageLoader::MakeStage() {
   context_.device->Submit(
       [making, kv_type = *kv_type_, device = context_.device,
        ops = context_.ops]() -> absl::Status {
-        LC_ASSIGN_OR_RETURN(making->made.stage,
+        LC_ASSIGN_OR_RETURN(std::unique_ptr<Stage> stage,
                             Stage::Create(*device, *ops, making->config, std::move(making->weights),
                                           making->made.limits, kv_type));
+        making->made.weight_bytes = stage->weight_bytes();
+        making->made.kv_bytes = stage->kv_bytes();
+        making->made.buffer_bytes = stage->buffer_bytes();
+        making->made.stage = std::move(stage);
         return absl::OkStatus();
       },
       [this, alive = alive_, making](absl::Status status) {
@@ -184,6 +186,11 @@ void StageLoader::MakeStage() {
           Finish(std::move(status));
         }
       });
+}
+
+std::unique_ptr<StageMaker> StageLoaderFactory::NewMaker(const v1::Assignment& assignment,
+                                                         StageMaker::Callbacks callbacks) {
+  return std::make_unique<StageLoader>(context_, assignment, std::move(callbacks));
 }
 
 }  // namespace layercake::stage_worker

@@ -12,7 +12,6 @@
 #include <memory>
 #include <optional>
 
-#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -22,8 +21,7 @@
 #include "kernels/ops.h"
 #include "layercake/v1/control.pb.h"
 #include "stage_worker/model_provider.h"
-#include "stage_worker/stage.h"
-#include "stage_worker/stage_limits.h"
+#include "stage_worker/stage_maker.h"
 #include "stage_worker/stage_weights.h"
 
 namespace layercake::stage_worker {
@@ -37,38 +35,21 @@ struct StageLoaderContext {
   kernels::Device* device = nullptr;
   kernels::Ops* ops = nullptr;
   ModelProvider* provider = nullptr;
+  absl::Duration silence = absl::Seconds(30);  // loading without progress for longer fails
 };
 
-struct LoadedStage {
-  StageLimits limits;
-  std::unique_ptr<Stage> stage;
-};
-
-class StageLoader {
+class StageLoader final : public StageMaker {
  public:
-  struct Callbacks {
-    absl::AnyInvocable<void(uint64_t loaded_bytes, uint64_t total_bytes)> on_progress;
-    // Once, unless stopped before: the stage, or why there is none.
-    absl::AnyInvocable<void(absl::StatusOr<LoadedStage>)> on_done;
-    // After Stop, when the device has given back what it was making.
-    absl::AnyInvocable<void()> on_drained;
-  };
-
-  // `assignment` has passed CheckAssignment. `silence`: loading without progress for longer fails.
-  StageLoader(const StageLoaderContext& context, v1::Assignment assignment, absl::Duration silence,
-              Callbacks callbacks);
-  ~StageLoader();
+  // `assignment` has passed CheckAssignment.
+  StageLoader(const StageLoaderContext& context, v1::Assignment assignment, Callbacks callbacks);
+  ~StageLoader() override;
 
   // Unimplemented for a type of KV cache that the device has not, ResourceExhausted when the
   // loading thread does not take the work; then nothing follows.
-  absl::Status Start();
-  // No callback but on_drained after this. The loading thread is asked to end, not waited for.
-  void Stop();
-
-  // The loading thread holds work of this loader.
-  bool fetching() const { return fetching_; }
-  // The device does.
-  bool making_stage() const { return making_stage_; }
+  absl::Status Start() override;
+  void Stop() override;
+  bool fetching() const override { return fetching_; }
+  bool making_stage() const override { return making_stage_; }
 
  private:
   // What the loading thread makes; used by one thread after the other.
@@ -87,13 +68,12 @@ class StageLoader {
   void BuildWeights();
   void MakeStage();
   void OnProgressTimer();
-  void Finish(absl::StatusOr<LoadedStage> result);
+  void Finish(absl::StatusOr<MadeStage> result);
   void ArmProgressTimer();
   void CancelProgressTimer();
 
   StageLoaderContext context_;
   const v1::Assignment assignment_;
-  const absl::Duration silence_;
   std::optional<kernels::KvType> kv_type_;  // set by Start
   Callbacks callbacks_;
   std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
@@ -107,6 +87,17 @@ class StageLoader {
   std::unique_ptr<WeightBuilder> builder_;
   // Tasks that come after the loader is gone find it false.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+class StageLoaderFactory final : public StageFactory {
+ public:
+  explicit StageLoaderFactory(const StageLoaderContext& context) : context_(context) {}
+
+  std::unique_ptr<StageMaker> NewMaker(const v1::Assignment& assignment,
+                                       StageMaker::Callbacks callbacks) override;
+
+ private:
+  const StageLoaderContext context_;
 };
 
 }  // namespace layercake::stage_worker

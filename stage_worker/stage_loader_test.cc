@@ -76,7 +76,7 @@ TEST(StageLoader, AsksTheDeviceForItsKvTypesBeforeItFetchesAnything) {
                         .step_thread = &time,
                         .loading_thread = &loading,
                         .ops = &ops},
-                       assignment, absl::Seconds(10), {});
+                       assignment, {});
     return loader.Start();
   };
   EXPECT_EQ(start(v1::KV_CACHE_TYPE_Q8_0), absl::UnimplementedError("use f16"));

@@ -1,7 +1,6 @@
 #include "stage_worker/worker.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,8 +13,6 @@
 namespace layercake::stage_worker {
 namespace {
 
-// A timer this late: this process stood still, so it judges nobody for now.
-constexpr absl::Duration kOwnStall = absl::Seconds(1);
 // The coordinator that asked for the end needs no long goodbye.
 constexpr absl::Duration kShutdownFarewell = absl::Milliseconds(500);
 
@@ -29,31 +26,21 @@ v1::FromWorker GoodbyeMessage(absl::string_view reason) {
   return message;
 }
 
-transport::ChannelGeometry GeometryOf(const v1::RingGeometry& ring) {
-  return {.plan_slots = ring.plan_slots(),
-          .plan_slot_bytes = ring.plan_slot_bytes(),
-          .activation_slots = ring.activation_slots(),
-          .activation_slot_bytes = ring.activation_slot_bytes()};
-}
-
 }  // namespace
 
 Worker::Worker(WorkerOptions options, WorkerEnvironment environment,
                absl::AnyInvocable<void(absl::Status)> on_over)
     : options_(std::move(options)),
       environment_(std::move(environment)),
-      on_over_(std::move(on_over)) {}
+      on_over_(std::move(on_over)),
+      lease_(*environment_.clock, *environment_.timers, options_.coordinator,
+             MakeLeaseCallbacks()) {}
 
 Worker::~Worker() {
   *alive_ = false;
-  for (base::TimerId* timer : {&dial_timer_, &heartbeat_timer_, &farewell_timer_, &drain_timer_}) {
+  for (base::TimerId* timer : {&dial_timer_, &farewell_timer_, &drain_timer_}) {
     CancelTimer(*timer);
   }
-}
-
-base::TimerId Worker::After(absl::Duration delay, void (Worker::*then)()) {
-  return environment_.timers->At(environment_.clock->Now() + delay,
-                                 [this, then] { (this->*then)(); });
 }
 
 void Worker::CancelTimer(base::TimerId& timer) {
@@ -143,7 +130,7 @@ void Worker::OnClosed(absl::Status status) {
 }
 
 void Worker::OnMessage(v1::ToWorker message) {
-  last_heard_ = environment_.clock->Now();
+  lease_.OnHeard();
   if (state_ == State::kOver) return;
   if (state_ == State::kFarewell) {
     // A neighbour that was told to end earlier than this stage took its channel away: no failure.
@@ -167,7 +154,7 @@ absl::Status Worker::Handle(v1::ToWorker& message) {
           absl::StrCat("the coordinator at ", options_.coordinator,
                        " refused this worker: ", message.refused().reason()));
     case v1::ToWorker::kHeartbeat:
-      last_heard_number_ = message.heartbeat().number();
+      lease_.OnHeartbeat(message.heartbeat());
       return absl::OkStatus();
     case v1::ToWorker::kAssignment:
       return OnAssignment(message.assignment());
@@ -199,19 +186,11 @@ absl::Status Worker::OnWelcome(const v1::Welcome& welcome) {
                      "), this worker version ", kProtocolVersion, " (software ", kSoftwareVersion,
                      "); run the same version on both"));
   }
-  const double heartbeat = welcome.heartbeat_seconds();
-  const double lease = welcome.lease_seconds();
-  if (!(heartbeat >= 0.01 && heartbeat <= 60) || !(lease > heartbeat && lease <= 3600)) {
-    return absl::InvalidArgumentError(absl::StrCat("Welcome with a heartbeat of ", heartbeat,
-                                                   " s and a lease of ", lease,
-                                                   " s: the lease must be the longer one"));
-  }
+  LC_RETURN_IF_ERROR(lease_.SetTimes(welcome.heartbeat_seconds(), welcome.lease_seconds()));
   CancelTimer(dial_timer_);
-  heartbeat_ = absl::Seconds(heartbeat);
-  lease_ = absl::Seconds(lease);
   term_ = welcome.term();
   state_ = State::kAssigned;
-  SendHeartbeat();
+  lease_.Start();
   return absl::OkStatus();
 }
 
@@ -230,28 +209,18 @@ absl::Status Worker::OnAssignment(const v1::Assignment& assignment) {
         absl::StrCat("an Assignment of term ", assignment.term(), " in a Session of term ", term_));
   }
   LC_RETURN_IF_ERROR(CheckAssignment(assignment));
-  if (assignment.stage_count() > 1) {
-    LC_RETURN_IF_ERROR(transport::ValidateGeometry(GeometryOf(assignment.ring())));
-  }
+  LC_RETURN_IF_ERROR(CheckRing(assignment));
   spdlog::info("stage {} of {}: layers {} to {}, epoch {}", assignment.stage(),
                assignment.stage_count(), assignment.layer_first(), assignment.layer_end() - 1,
                assignment.epoch());
   assignment_ = assignment;
   state_ = State::kLoading;
-  loader_ = std::make_unique<StageLoader>(
-      StageLoaderContext{.clock = environment_.clock,
-                         .timers = environment_.timers,
-                         .step_thread = environment_.executor,
-                         .loading_thread = environment_.loading,
-                         .device = environment_.device,
-                         .ops = environment_.ops,
-                         .provider = environment_.provider},
-      assignment, options_.load_silence,
-      StageLoader::Callbacks{
-          .on_progress = [this](uint64_t loaded, uint64_t total) { SendProgress(loaded, total); },
-          .on_done = [this](absl::StatusOr<LoadedStage> loaded) { OnLoaded(std::move(loaded)); },
-          .on_drained = [this] { TryEnd(); }});
-  return loader_->Start();
+  maker_ = environment_.stages->NewMaker(
+      assignment,
+      {.on_progress = [this](uint64_t loaded, uint64_t total) { SendProgress(loaded, total); },
+       .on_done = [this](absl::StatusOr<MadeStage> made) { OnMade(std::move(made)); },
+       .on_drained = [this] { TryEnd(); }});
+  return maker_->Start();
 }
 
 void Worker::SendProgress(uint64_t loaded, uint64_t total) {
@@ -261,79 +230,66 @@ void Worker::SendProgress(uint64_t loaded, uint64_t total) {
   Send(message);
 }
 
-void Worker::OnLoaded(absl::StatusOr<LoadedStage> loaded) {
-  absl::Status status = loaded.status();
-  if (status.ok()) status = OnStageMade(*std::move(loaded));
+void Worker::OnMade(absl::StatusOr<MadeStage> made) {
+  absl::Status status = made.status();
+  if (status.ok()) {
+    made_ = *std::move(made);
+    status = OpenChannels();
+  }
   if (!status.ok()) FailStage(status);
 }
 
-absl::Status Worker::OnStageMade(LoadedStage loaded) {
-  limits_ = std::move(loaded.limits);
-  stage_ = std::move(loaded.stage);
+// ---- channels
+
+absl::Status Worker::OpenChannels() {
   state_ = State::kConnecting;
-  if (!limits_.first()) LC_RETURN_IF_ERROR(OfferUpstream());
+  channels_ = std::make_unique<StageChannels>(
+      StageChannelsOptions{.facts = options_.facts,
+                           .host_name = options_.host_name,
+                           .connect_timeout = options_.channel_timeout},
+      NeighbourContext{.clock = environment_.clock,
+                       .timers = environment_.timers,
+                       .executor = environment_.executor,
+                       .watcher = environment_.watcher,
+                       .factories = environment_.factories},
+      assignment_,
+      StageChannels::Callbacks{
+          .on_ready =
+              [this](const v1::ChannelReady& ready) {
+                v1::FromWorker message;
+                *message.mutable_channel_ready() = ready;
+                Send(message);
+                BecomeReadyIfConnected();
+              },
+          .on_channel = [this] { OnChannel(); },
+          .on_failure = [this](absl::Status status) { Fail(std::move(status)); }});
+  if (!made_.limits.first()) {
+    v1::FromWorker message;
+    LC_ASSIGN_OR_RETURN(*message.mutable_channel_offer(), channels_->Offer());
+    Send(message);
+  }
   if (pending_offer_.has_value()) {
-    LC_RETURN_IF_ERROR(ConnectToDownstream(*pending_offer_));
+    LC_RETURN_IF_ERROR(channels_->Connect(*pending_offer_));
     pending_offer_.reset();
   }
   BecomeReadyIfConnected();
   return absl::OkStatus();
 }
 
-// ---- channels
-
-NeighbourOptions Worker::MakeNeighbourOptions() const {
-  NeighbourOptions options;
-  options.ring = {assignment_.term(), assignment_.epoch()};
-  options.geometry = GeometryOf(assignment_.ring());
-  options.stage = assignment_.stage();
-  options.facts = options_.facts;
-  options.host = ToProto(options_.facts, options_.host_name);
-  options.transport = assignment_.transport();
-  options.connect_timeout = options_.channel_timeout;
-  return options;
-}
-
-NeighbourCallbacks Worker::MakeNeighbourCallbacks(bool upstream) {
-  NeighbourCallbacks callbacks;
-  callbacks.on_ready = [this](const v1::ChannelReady& ready) {
-    v1::FromWorker message;
-    *message.mutable_channel_ready() = ready;
-    Send(message);
-    BecomeReadyIfConnected();
-  };
-  callbacks.on_channel = [this, upstream] {
-    if (loop_ != nullptr) {
-      loop_->OnChannelReady();
-      return;
-    }
-    const absl::Status status =
-        upstream ? upstream_->receiver()->status() : downstream_->sender()->status();
-    if (!status.ok()) Fail(status);
-  };
-  callbacks.on_failure = [this](absl::Status status) { Fail(std::move(status)); };
-  return callbacks;
-}
-
-absl::Status Worker::OfferUpstream() {
-  const NeighbourContext context = {.clock = environment_.clock,
-                                    .timers = environment_.timers,
-                                    .executor = environment_.executor,
-                                    .watcher = environment_.watcher,
-                                    .factories = environment_.factories};
-  LC_ASSIGN_OR_RETURN(upstream_, UpstreamEnd::Create(MakeNeighbourOptions(), context,
-                                                     MakeNeighbourCallbacks(/*upstream=*/true)));
-  v1::FromWorker message;
-  *message.mutable_channel_offer() = upstream_->offer();
-  Send(message);
-  return absl::OkStatus();
+void Worker::OnChannel() {
+  if (loop_ != nullptr) {
+    loop_->OnChannelReady();
+    return;
+  }
+  const absl::Status status = channels_->status();
+  if (!status.ok()) Fail(status);
 }
 
 absl::Status Worker::OnConnectDownstream(const v1::ConnectDownstream& connect) {
   if (state_ != State::kLoading && state_ != State::kConnecting) {
     return OutOfOrder("ConnectDownstream", "outside of connecting");
   }
-  if (downstream_ != nullptr || pending_offer_.has_value()) {
+  if (pending_offer_.has_value() || (channels_ != nullptr && channels_->connecting())) {
     return OutOfOrder("ConnectDownstream", "twice");
   }
   if (assignment_.stage() + 1 == assignment_.stage_count()) {
@@ -343,32 +299,17 @@ absl::Status Worker::OnConnectDownstream(const v1::ConnectDownstream& connect) {
     pending_offer_ = connect.offer();
     return absl::OkStatus();
   }
-  return ConnectToDownstream(connect.offer());
-}
-
-absl::Status Worker::ConnectToDownstream(const v1::ChannelOffer& offer) {
-  const NeighbourContext context = {.clock = environment_.clock,
-                                    .timers = environment_.timers,
-                                    .executor = environment_.executor,
-                                    .watcher = environment_.watcher,
-                                    .factories = environment_.factories};
-  LC_ASSIGN_OR_RETURN(downstream_,
-                      DownstreamEnd::Create(MakeNeighbourOptions(), context, offer,
-                                            MakeNeighbourCallbacks(/*upstream=*/false)));
-  return absl::OkStatus();
+  return channels_->Connect(connect.offer());
 }
 
 void Worker::BecomeReadyIfConnected() {
-  if (state_ != State::kConnecting) return;
-  transport::ChannelReceiver* const receiver =
-      upstream_ == nullptr ? nullptr : upstream_->receiver();
-  transport::ChannelSender* const sender = downstream_ == nullptr ? nullptr : downstream_->sender();
-  if ((!limits_.first() && receiver == nullptr) || (!limits_.last() && sender == nullptr)) return;
+  if (state_ != State::kConnecting || !channels_->connected()) return;
+  const StageLimits& limits = made_.limits;
   StepLoopOptions options;
-  options.limits = limits_;
+  options.limits = limits;
   options.step_timeout = absl::Seconds(assignment_.step_timeout_seconds());
-  options.upstream_peer = DescribePeer(limits_.stage - 1, {});
-  options.downstream_peer = downstream_ == nullptr ? std::string() : downstream_->peer();
+  options.upstream_peer = channels_->upstream_peer();
+  options.downstream_peer = channels_->downstream_peer();
   StepLoop::Callbacks callbacks;
   callbacks.on_result = [this](v1::StepResult result) {
     v1::FromWorker message;
@@ -378,33 +319,34 @@ void Worker::BecomeReadyIfConnected() {
   callbacks.on_failure = [this](absl::Status status) { Fail(std::move(status)); };
   callbacks.on_drained = [this] { TryEnd(); };
   loop_ = std::make_unique<StepLoop>(std::move(options), *environment_.clock, *environment_.timers,
-                                     *environment_.device, *stage_, receiver, sender,
-                                     std::move(callbacks));
+                                     *environment_.device, *made_.stage, channels_->receiver(),
+                                     channels_->sender(), std::move(callbacks));
   state_ = State::kReady;
   v1::FromWorker message;
   v1::StageReady* ready = message.mutable_stage_ready();
-  ready->set_term(limits_.term);
-  ready->set_epoch(limits_.epoch);
-  ready->set_weight_bytes(stage_->weight_bytes());
-  ready->set_kv_bytes(stage_->kv_bytes());
-  ready->set_buffer_bytes(stage_->buffer_bytes());
+  ready->set_term(limits.term);
+  ready->set_epoch(limits.epoch);
+  ready->set_weight_bytes(made_.weight_bytes);
+  ready->set_kv_bytes(made_.kv_bytes);
+  ready->set_buffer_bytes(made_.buffer_bytes);
   Send(message);
-  spdlog::info("stage {}: ready", limits_.stage);
+  spdlog::info("stage {}: ready", limits.stage);
   // Frames may have come between the probe and now.
   if (state_ == State::kReady) loop_->OnChannelReady();
 }
 
 // ---- being alive
 
-void Worker::SendHeartbeat() {
+SessionLease::Callbacks Worker::MakeLeaseCallbacks() {
+  return {.on_beat = [this](v1::Heartbeat heartbeat) { SendHeartbeat(std::move(heartbeat)); },
+          .on_silence = [this](absl::Status status) { Fail(std::move(status)); }};
+}
+
+void Worker::SendHeartbeat(v1::Heartbeat heartbeat) {
   v1::FromWorker message;
-  v1::Heartbeat* heartbeat = message.mutable_heartbeat();
-  heartbeat->set_number(++heartbeat_number_);
-  heartbeat->set_last_heard(last_heard_number_);
-  if (loop_ != nullptr) *heartbeat->mutable_counters() = loop_->Counters();
-  heartbeat->set_waiting_for(WaitingFor());
-  next_heartbeat_ = environment_.clock->Now() + heartbeat_;
-  heartbeat_timer_ = After(heartbeat_, &Worker::OnHeartbeatTimer);
+  if (loop_ != nullptr) *heartbeat.mutable_counters() = loop_->Counters();
+  heartbeat.set_waiting_for(WaitingFor());
+  *message.mutable_heartbeat() = std::move(heartbeat);
   Send(message);
 }
 
@@ -415,32 +357,12 @@ std::string Worker::WaitingFor() const {
     case State::kLoading:
       return "its weights to load";
     case State::kConnecting:
-      if (downstream_ != nullptr && downstream_->sender() == nullptr) {
-        return downstream_->WaitingFor();
-      }
-      if (!limits_.first() && upstream_->receiver() == nullptr) {
-        return absl::StrCat("stage ", assignment_.stage() - 1, " to connect");
-      }
-      return absl::StrCat("the offer of stage ", assignment_.stage() + 1);
+      return channels_->WaitingFor();
     case State::kReady:
       return loop_->WaitingFor();
     default:
       return {};
   }
-}
-
-void Worker::OnHeartbeatTimer() {
-  heartbeat_timer_ = base::TimerId::kNone;
-  const base::Instant now = environment_.clock->Now();
-  if (now - next_heartbeat_ > kOwnStall) last_heard_ = now;
-  if (now - last_heard_ > lease_) {
-    Fail(absl::UnavailableError(
-        absl::StrCat("the coordinator at ", options_.coordinator, " was silent for ",
-                     absl::FormatDuration(now - last_heard_), ", longer than the lease of ",
-                     absl::FormatDuration(lease_))));
-    return;
-  }
-  SendHeartbeat();
 }
 
 // ---- the end
@@ -474,10 +396,9 @@ void Worker::SayFarewell(absl::Status status, const v1::FromWorker& last_words) 
   const bool heard = state_ != State::kDialing && state_ != State::kHandshake;
   state_ = State::kFarewell;
   end_status_ = std::move(status);
-  for (base::TimerId* timer : {&dial_timer_, &heartbeat_timer_}) {
-    CancelTimer(*timer);
-  }
-  if (loader_ != nullptr) loader_->Stop();
+  CancelTimer(dial_timer_);
+  lease_.End();
+  if (maker_ != nullptr) maker_->Stop();
   if (loop_ != nullptr) loop_->Stop();
   if (heard && !link_closed_) {
     Send(last_words);
@@ -508,7 +429,7 @@ void Worker::SayFarewell(absl::Status status, const v1::FromWorker& last_words) 
 }
 
 bool Worker::Drained() const {
-  const bool making_stage = loader_ != nullptr && loader_->making_stage();
+  const bool making_stage = maker_ != nullptr && maker_->making_stage();
   return !making_stage && (loop_ == nullptr || loop_->drained());
 }
 

@@ -19,14 +19,12 @@
 #include "base/clock.h"
 #include "base/executor.h"
 #include "kernels/device.h"
-#include "kernels/ops.h"
 #include "layercake/v1/control.pb.h"
 #include "proto/link.h"
-#include "stage_worker/model_provider.h"
-#include "stage_worker/neighbour.h"
-#include "stage_worker/stage.h"
+#include "stage_worker/session_lease.h"
+#include "stage_worker/stage_channels.h"
 #include "stage_worker/stage_limits.h"
-#include "stage_worker/stage_loader.h"
+#include "stage_worker/stage_maker.h"
 #include "stage_worker/step_loop.h"
 
 namespace layercake::stage_worker {
@@ -41,7 +39,6 @@ struct WorkerOptions {
   absl::Duration dial_timeout = absl::Seconds(30);  // until the coordinator's Welcome
   absl::Duration dial_pause = absl::Milliseconds(250);
   absl::Duration channel_timeout = absl::Seconds(10);  // of one kind, probe included
-  absl::Duration load_silence = absl::Seconds(30);     // loading that makes no progress
   absl::Duration farewell = absl::Seconds(2);          // for last words to go out
   absl::Duration drain = absl::Seconds(10);            // for the device to finish what it holds
 };
@@ -52,11 +49,9 @@ struct WorkerEnvironment {
   base::Timers* timers = nullptr;
   base::Executor* executor = nullptr;  // the step thread
   base::FdWatcher* watcher = nullptr;
-  base::Executor* loading = nullptr;  // the loading thread
   kernels::Device* device = nullptr;
-  kernels::Ops* ops = nullptr;
+  StageFactory* stages = nullptr;  // where the stage of an Assignment comes from
   absl::Span<transport::ChannelFactory* const> factories;
-  ModelProvider* provider = nullptr;
   // A new link to the coordinator; called again while it cannot be reached.
   absl::AnyInvocable<std::unique_ptr<WorkerLink>()> dial;
 };
@@ -75,7 +70,7 @@ class Worker {
 
   // True when the device or the loading thread did not come back: they may still touch everything
   // here or wait for ever, so the process has to end without tearing anything down.
-  bool abandoned() const { return device_stuck_ || (loader_ != nullptr && loader_->fetching()); }
+  bool abandoned() const { return device_stuck_ || (maker_ != nullptr && maker_->fetching()); }
 
  private:
   enum class State {
@@ -103,19 +98,16 @@ class Worker {
 
   // Loading.
   void SendProgress(uint64_t loaded, uint64_t total);
-  void OnLoaded(absl::StatusOr<LoadedStage> loaded);
-  absl::Status OnStageMade(LoadedStage loaded);
+  void OnMade(absl::StatusOr<MadeStage> made);
 
   // Channels.
-  NeighbourOptions MakeNeighbourOptions() const;
-  NeighbourCallbacks MakeNeighbourCallbacks(bool upstream);
-  absl::Status OfferUpstream();
-  absl::Status ConnectToDownstream(const v1::ChannelOffer& offer);
+  absl::Status OpenChannels();
+  void OnChannel();
   void BecomeReadyIfConnected();
 
   // Being alive.
-  void OnHeartbeatTimer();
-  void SendHeartbeat();
+  SessionLease::Callbacks MakeLeaseCallbacks();
+  void SendHeartbeat(v1::Heartbeat heartbeat);
   std::string WaitingFor() const;
 
   // The end.
@@ -125,7 +117,6 @@ class Worker {
   bool Drained() const;
   void TryEnd();
   void End();
-  base::TimerId After(absl::Duration delay, void (Worker::*then)());
   void CancelTimer(base::TimerId& timer);
 
   const WorkerOptions options_;
@@ -137,29 +128,20 @@ class Worker {
   std::unique_ptr<WorkerLink> link_;
   bool link_closed_ = false;
 
-  // From Welcome.
-  absl::Duration heartbeat_ = absl::Seconds(1);
-  absl::Duration lease_ = absl::Seconds(5);
-  uint64_t term_ = 0;
-  uint64_t heartbeat_number_ = 0;
-  uint64_t last_heard_number_ = 0;
-  base::Instant last_heard_;
-  base::Instant next_heartbeat_;
+  SessionLease lease_;
+  uint64_t term_ = 0;  // from Welcome
 
   v1::Assignment assignment_;
-  std::unique_ptr<StageLoader> loader_;
+  std::unique_ptr<StageMaker> maker_;
   std::optional<v1::ChannelOffer> pending_offer_;  // came while loading
-  StageLimits limits_;                             // once loaded
-  std::unique_ptr<Stage> stage_;
-  std::unique_ptr<UpstreamEnd> upstream_;
-  std::unique_ptr<DownstreamEnd> downstream_;
-  std::unique_ptr<StepLoop> loop_;  // before what it uses goes
+  MadeStage made_;                                 // once loaded
+  std::unique_ptr<StageChannels> channels_;        // likewise
+  std::unique_ptr<StepLoop> loop_;                 // before what it uses goes
 
   absl::Status end_status_;
   bool farewell_over_ = false;
   bool device_stuck_ = false;
   base::TimerId dial_timer_ = base::TimerId::kNone;
-  base::TimerId heartbeat_timer_ = base::TimerId::kNone;
   base::TimerId farewell_timer_ = base::TimerId::kNone;
   base::TimerId drain_timer_ = base::TimerId::kNone;
   // Tasks that come after the worker is gone find it false.

@@ -28,6 +28,7 @@
 #include "stage_worker/loading_thread.h"
 #include "stage_worker/model_provider.h"
 #include "stage_worker/remote_model_source.h"
+#include "stage_worker/stage_loader.h"
 #include "stage_worker/worker.h"
 #include "transport/cuda_ipc_channel.h"
 #include "transport/host_identity.h"
@@ -108,6 +109,7 @@ class WorkerProcess {
   std::unique_ptr<SessionDialer> dialer_;
   std::unique_ptr<ModelProvider> provider_;
   std::unique_ptr<LoadingThread> loading_;
+  std::unique_ptr<StageLoaderFactory> stages_;
   std::unique_ptr<Worker> worker_;
   absl::Status result_;
 };
@@ -247,16 +249,22 @@ absl::Status WorkerProcess::MakeWorker() {
   provider_ = std::make_unique<LocalFirstProvider>(
       options_.model_path, std::make_unique<RemoteModelProvider>(dialer_->stub()));
   LC_ASSIGN_OR_RETURN(loading_, LoadingThread::Create());
+  stages_ =
+      std::make_unique<StageLoaderFactory>(StageLoaderContext{.clock = &clock_,
+                                                              .timers = loop_.get(),
+                                                              .step_thread = loop_.get(),
+                                                              .loading_thread = loading_.get(),
+                                                              .device = device_.get(),
+                                                              .ops = ops_.get(),
+                                                              .provider = provider_.get()});
   WorkerEnvironment environment;
   environment.clock = &clock_;
   environment.timers = loop_.get();
   environment.executor = loop_.get();
   environment.watcher = loop_.get();
-  environment.loading = loading_.get();
   environment.device = device_.get();
-  environment.ops = ops_.get();
+  environment.stages = stages_.get();
   environment.factories = factory_pointers_;
-  environment.provider = provider_.get();
   environment.dial = [this] { return dialer_->Connect(*loop_); };
   worker_ = std::make_unique<Worker>(std::move(options), std::move(environment),
                                      [this](absl::Status status) {

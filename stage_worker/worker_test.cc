@@ -11,6 +11,7 @@
 #include "proto/protocol_version.h"
 #include "proto/testing/loop_thread.h"
 #include "stage_worker/loading_thread.h"
+#include "stage_worker/stage_loader.h"
 #include "stage_worker/testing/fake_device.h"
 #include "stage_worker/testing/manual_time.h"
 #include "stage_worker/testing/tiny_stages.h"
@@ -106,6 +107,13 @@ class WorkerTest : public ::testing::Test {
     cpu_ = kernels::CreateCpuDevice({.threads = 1}, time_).value();
     ops_ = kernels::CreateCpuOps(*cpu_).value();
     device_ = std::make_unique<FakeDevice>(*cpu_, time_);
+    stages_ = std::make_unique<StageLoaderFactory>(StageLoaderContext{.clock = &time_,
+                                                                      .timers = &time_,
+                                                                      .step_thread = &time_,
+                                                                      .loading_thread = &loading_,
+                                                                      .device = device_.get(),
+                                                                      .ops = ops_.get(),
+                                                                      .provider = &provider_});
     WorkerOptions options;
     options.worker_id = "w";
     options.coordinator = "127.0.0.1:1";
@@ -114,11 +122,9 @@ class WorkerTest : public ::testing::Test {
     environment.timers = &time_;
     environment.executor = &time_;
     environment.watcher = &watcher_;
-    environment.loading = &loading_;
     environment.device = device_.get();
-    environment.ops = ops_.get();
+    environment.stages = stages_.get();
     environment.factories = factories_;
-    environment.provider = &provider_;
     environment.dial = [this] {
       ++dials_;
       return std::make_unique<FakeLink>(wire_);
@@ -184,6 +190,7 @@ class WorkerTest : public ::testing::Test {
   std::unique_ptr<kernels::Device> cpu_;
   std::unique_ptr<kernels::Ops> ops_;
   std::unique_ptr<FakeDevice> device_;
+  std::unique_ptr<StageLoaderFactory> stages_;
   FakeLink::Wire wire_;
   int dials_ = 0;
   uint64_t beats_ = 0;
@@ -470,6 +477,7 @@ class WorkerChain {
     FakeLink::Wire wire;
     std::unique_ptr<kernels::Device> device;
     std::unique_ptr<kernels::Ops> ops;
+    std::unique_ptr<StageLoaderFactory> stages;
     std::unique_ptr<Worker> worker;
     absl::Status status = absl::UnknownError("runs");
     bool over = false;
@@ -480,6 +488,14 @@ class WorkerChain {
     for (Node& node : nodes_) {
       node.device = kernels::CreateCpuDevice({.threads = 1}, loop_.loop()).value();
       node.ops = kernels::CreateCpuOps(*node.device).value();
+      node.stages =
+          std::make_unique<StageLoaderFactory>(StageLoaderContext{.clock = &loop_.loop().clock(),
+                                                                  .timers = &loop_.loop(),
+                                                                  .step_thread = &loop_.loop(),
+                                                                  .loading_thread = loading_.get(),
+                                                                  .device = node.device.get(),
+                                                                  .ops = node.ops.get(),
+                                                                  .provider = &provider_});
       WorkerOptions options;
       options.facts.host.boot_id = "this";
       options.facts.host.pid = 1;
@@ -488,11 +504,9 @@ class WorkerChain {
       environment.timers = &loop_.loop();
       environment.executor = &loop_.loop();
       environment.watcher = &loop_.loop();
-      environment.loading = loading_.get();
       environment.device = node.device.get();
-      environment.ops = node.ops.get();
+      environment.stages = node.stages.get();
       environment.factories = factories_;
-      environment.provider = &provider_;
       node.wire.on_sent = [this, &node] { Post([this, &node] { OnSent(node); }); };
       environment.dial = [&node] { return std::make_unique<FakeLink>(node.wire); };
       node.worker = std::make_unique<Worker>(options, std::move(environment),

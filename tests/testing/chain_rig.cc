@@ -15,6 +15,7 @@
 #include "kernels/ops.h"
 #include "stage_worker/loading_thread.h"
 #include "stage_worker/model_provider.h"
+#include "stage_worker/stage_loader.h"
 #include "stage_worker/worker.h"
 #include "tests/testing/memory_link.h"
 #include "transport/local_channel.h"
@@ -76,6 +77,7 @@ struct RigWorker {
   std::vector<transport::ChannelFactory*> factory_pointers;
   std::unique_ptr<stage_worker::ModelProvider> provider;
   std::unique_ptr<stage_worker::LoadingThread> loading;
+  std::unique_ptr<stage_worker::StageLoaderFactory> stages;
   std::unique_ptr<stage_worker::Worker> worker;
 };
 
@@ -177,16 +179,22 @@ class Rig final : public ChainRig {
     LC_RETURN_IF_ERROR(AddFactories(*worker, options.facts));
     worker->provider = std::make_unique<stage_worker::LocalFirstProvider>(std::string(), nullptr);
     LC_ASSIGN_OR_RETURN(worker->loading, stage_worker::LoadingThread::Create());
+    worker->stages = std::make_unique<stage_worker::StageLoaderFactory>(
+        stage_worker::StageLoaderContext{.clock = &clock_,
+                                         .timers = loop_.get(),
+                                         .step_thread = loop_.get(),
+                                         .loading_thread = worker->loading.get(),
+                                         .device = worker->device.get(),
+                                         .ops = worker->ops.get(),
+                                         .provider = worker->provider.get()});
     stage_worker::WorkerEnvironment environment;
     environment.clock = &clock_;
     environment.timers = loop_.get();
     environment.executor = loop_.get();
     environment.watcher = loop_.get();
-    environment.loading = worker->loading.get();
     environment.device = worker->device.get();
-    environment.ops = worker->ops.get();
+    environment.stages = worker->stages.get();
     environment.factories = worker->factory_pointers;
-    environment.provider = worker->provider.get();
     environment.dial = [this] {
       auto [down, up] = MakeMemoryLinks(*loop_);
       engine_->AddSession(std::move(down), "rig");
