@@ -9,12 +9,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/sampling.h"
 
 namespace layercake::stage_worker {
 namespace {
-
-// Clients get 20 (coordinator/request_preparer.h); a backend may report fewer and says so.
-constexpr int kMaxTopLogprobs = 1024;
 
 // What is known of a sequence when its rows of this plan are looked at.
 struct Known {
@@ -62,8 +60,9 @@ absl::Status CheckSampling(const v1::ResolvedSampling& sampling, uint64_t sequen
   if (!(std::abs(sampling.frequency_penalty()) <= 2)) {
     return out_of_range("frequency_penalty", sampling.frequency_penalty(), "in [-2, 2]");
   }
-  if (sampling.top_logprobs() < -1 || sampling.top_logprobs() > kMaxTopLogprobs) {
-    return out_of_range("top_logprobs", sampling.top_logprobs(), "in [-1, 1024]");
+  if (sampling.top_logprobs() < -1 || sampling.top_logprobs() > kernels::kMaxTopLogprobs) {
+    return out_of_range("top_logprobs", sampling.top_logprobs(),
+                        absl::StrCat("in [-1, ", kernels::kMaxTopLogprobs, "]"));
   }
   return absl::OkStatus();
 }

@@ -248,7 +248,7 @@ std::vector<Refusal> Refusals() {
        "repetition_penalty"},
       {"presence", [](Plan& p) { Spoil(p).set_presence_penalty(3); }, kInvalid, "presence"},
       {"frequency", [](Plan& p) { Spoil(p).set_frequency_penalty(kNan); }, kInvalid, "frequency"},
-      {"top_logprobs", [](Plan& p) { Spoil(p).set_top_logprobs(5000); }, kInvalid, "top_logprobs"},
+      {"top_logprobs", [](Plan& p) { Spoil(p).set_top_logprobs(21); }, kInvalid, "top_logprobs"},
       {"two rows in one place",
        [](Plan& p) {
          *p.add_begins() = BeginOf(6, 1);

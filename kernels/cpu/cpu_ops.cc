@@ -9,6 +9,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_device.h"
+#include "kernels/ops_check.h"
 
 namespace layercake::kernels {
 namespace {
@@ -28,30 +29,8 @@ float* Floats(Buffer buffer) { return reinterpret_cast<float*>(buffer.address); 
 const CpuMatrix& AsCpu(const Matrix& matrix) { return static_cast<const CpuMatrix&>(matrix); }
 const CpuVector* AsCpu(const Vector* vector) { return static_cast<const CpuVector*>(vector); }
 
-absl::Status CheckBuffer(absl::string_view what, Buffer buffer, int64_t rows, int64_t width) {
-  const size_t needed = static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float);
-  if (buffer.space == MemorySpace::kHost && buffer.bytes >= needed) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("buffer ", what, " of (", rows, ", ", width,
-                                                 ") floats needs ", needed,
-                                                 " bytes of host memory, got ", buffer.bytes));
-}
-
-absl::Status CheckVector(absl::string_view what, const Vector* vector, int64_t size) {
-  if (vector == nullptr || vector->size() == size) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " has ", vector->size(), " values where ", size, " belong"));
-}
-
-absl::Status CheckMatrix(absl::string_view what, const Matrix* matrix, int64_t n, int64_t k) {
-  if (matrix == nullptr) return absl::InvalidArgumentError(absl::StrCat(what, " is missing"));
-  if (matrix->n() == n && matrix->k() == k) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(what, " is (", matrix->n(), ", ", matrix->k(),
-                                                 ") where (", n, ", ", k, ") belongs"));
-}
-
-absl::Status CheckNorm(absl::string_view what, const Vector* norm) {
-  if (norm != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(what, " is missing"));
+absl::Status CheckHost(absl::string_view what, const Buffer& buffer, int64_t rows, int64_t width) {
+  return CheckBuffer(what, buffer, MemorySpace::kHost, rows, width);
 }
 
 bool WantsInts(const Matrix& matrix) { return !IsFloatType(AsCpu(matrix).type()); }
@@ -107,14 +86,8 @@ void CpuOps::ForRows(int64_t rows, absl::FunctionRef<void(int64_t row)> body) {
 }
 
 absl::Status CpuOps::BeginStep(const StepRows& rows) {
-  const auto count = static_cast<size_t>(std::max(rows.rows, 0));
-  if (rows.rows < 1 || rows.rope_position.size() != count || rows.kv_position.size() != count ||
-      rows.table_index.size() != count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a step of ", rows.rows, " rows came with ", rows.rope_position.size(), ", ",
-                     rows.kv_position.size(), ", ", rows.table_index.size(),
-                     " rope positions, kv positions, table indices"));
-  }
+  if (rows.rows < 1) return absl::InvalidArgumentError("a step without rows");
+  LC_RETURN_IF_ERROR(CheckStepRows(rows));
   rows_ = rows;
   rope_table_.BeginStep();
   return absl::OkStatus();
@@ -123,13 +96,8 @@ absl::Status CpuOps::BeginStep(const StepRows& rows) {
 absl::Status CpuOps::Embed(const Matrix& table, absl::Span<const int32_t> tokens, Buffer x) {
   const CpuMatrix& matrix = AsCpu(table);
   const auto rows = static_cast<int64_t>(tokens.size());
-  LC_RETURN_IF_ERROR(CheckBuffer("x", x, rows, matrix.k()));
-  for (const int32_t token : tokens) {
-    if (token < 0 || token >= matrix.n()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("token ", token, " is outside the embedding's ", matrix.n(), " rows"));
-    }
-  }
+  LC_RETURN_IF_ERROR(CheckHost("x", x, rows, matrix.k()));
+  LC_RETURN_IF_ERROR(CheckTokens(tokens, matrix.n()));
   ForRows(rows, [&](int64_t row) {
     const auto token = static_cast<size_t>(tokens[static_cast<size_t>(row)]);
     DequantizeRow(matrix.type(), matrix.bytes() + token * matrix.row_bytes(), matrix.k(),
@@ -229,43 +197,14 @@ void CpuOps::Multiply(absl::Span<const Product> products, int64_t rows) {
   }
 }
 
-absl::Status CpuOps::CheckAttentionShapes(const AttentionWeights& weights, const Rope& rope,
-                                          const CpuKvCache& cache, int layer) const {
-  const KvCacheSpec& spec = cache.spec();
-  LC_RETURN_IF_ERROR(CheckNorm("the attention norm", weights.norm));
-  const int64_t hidden = weights.norm->size();
-  const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
-  const int64_t q_width = weights.wq != nullptr ? weights.wq->n() : 0;
-  LC_RETURN_IF_ERROR(CheckMatrix("wq", weights.wq, q_width, hidden));
-  LC_RETURN_IF_ERROR(CheckMatrix("wk", weights.wk, kv_width, hidden));
-  LC_RETURN_IF_ERROR(CheckMatrix("wv", weights.wv, kv_width, hidden));
-  LC_RETURN_IF_ERROR(CheckVector("bq", weights.bq, q_width));
-  LC_RETURN_IF_ERROR(CheckVector("bk", weights.bk, kv_width));
-  LC_RETURN_IF_ERROR(CheckVector("bv", weights.bv, kv_width));
-  LC_RETURN_IF_ERROR(CheckVector("q_norm", weights.q_norm, spec.head_dim));
-  LC_RETURN_IF_ERROR(CheckVector("k_norm", weights.k_norm, spec.head_dim));
-  if (q_width % kv_width != 0 || layer < 0 || layer >= spec.layers) {
-    return absl::InvalidArgumentError(absl::StrCat("wq gives ", q_width, " values on ",
-                                                   spec.kv_heads, " kv heads of ", spec.head_dim,
-                                                   ", layer ", layer, " of ", spec.layers));
-  }
-  if (rope.rope_dims < 0 || rope.rope_dims > spec.head_dim || rope.rope_dims % 2 != 0 ||
-      rope.inv_freq.size() != static_cast<size_t>(rope.rope_dims / 2)) {
-    return absl::InvalidArgumentError(absl::StrCat("rope turns ", rope.rope_dims, " of ",
-                                                   spec.head_dim, " dimensions with ",
-                                                   rope.inv_freq.size(), " frequencies"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CpuOps::AttentionInput(const AttentionWeights& weights, const Rope& rope, Buffer x,
                                     KvCache& cache, int layer, Buffer q) {
   const auto& cpu_cache = static_cast<const CpuKvCache&>(cache);
-  LC_RETURN_IF_ERROR(CheckAttentionShapes(weights, rope, cpu_cache, layer));
+  LC_RETURN_IF_ERROR(CheckAttentionInput(weights, rope, cache.spec(), layer));
   const int64_t rows = rows_.rows;
   const int64_t kv_width = weights.wk->n();
-  LC_RETURN_IF_ERROR(CheckBuffer("x", x, rows, weights.norm->size()));
-  LC_RETURN_IF_ERROR(CheckBuffer("q", q, rows, weights.wq->n()));
+  LC_RETURN_IF_ERROR(CheckHost("x", x, rows, weights.norm->size()));
+  LC_RETURN_IF_ERROR(CheckHost("q", q, rows, weights.wq->n()));
 
   PrepareActivations(Floats(x), nullptr, rows, weights.norm->size(),
                      {AsCpu(weights.norm), weights.norm_eps},
@@ -325,21 +264,17 @@ void CpuOps::StoreHeads(const AttentionWeights& weights, const Rope& rope, const
 absl::Status CpuOps::Attention(Buffer q, const KvCache& cache, int layer, int heads, Buffer out) {
   const auto& cpu_cache = static_cast<const CpuKvCache&>(cache);
   const KvCacheSpec& spec = cache.spec();
-  if (heads < 1 || heads % spec.kv_heads != 0 || layer < 0 || layer >= spec.layers) {
-    return absl::InvalidArgumentError(absl::StrCat("attention of ", heads, " heads over ",
-                                                   spec.kv_heads, " kv heads, layer ", layer,
-                                                   " of ", spec.layers));
-  }
-  LC_RETURN_IF_ERROR(CheckBuffer("q", q, rows_.rows, int64_t{heads} * spec.head_dim));
-  LC_RETURN_IF_ERROR(CheckBuffer("out", out, rows_.rows, int64_t{heads} * spec.head_dim));
+  LC_RETURN_IF_ERROR(CheckAttention(spec, layer, heads));
+  LC_RETURN_IF_ERROR(CheckHost("q", q, rows_.rows, int64_t{heads} * spec.head_dim));
+  LC_RETURN_IF_ERROR(CheckHost("out", out, rows_.rows, int64_t{heads} * spec.head_dim));
   attention_.Run(rows_, Floats(q), cpu_cache, layer, heads, Floats(out));
   return absl::OkStatus();
 }
 
 absl::Status CpuOps::LinearAdd(const Matrix& w, const Vector* bias, Buffer in, Buffer x) {
   const int64_t rows = rows_.rows;
-  LC_RETURN_IF_ERROR(CheckBuffer("in", in, rows, w.k()));
-  LC_RETURN_IF_ERROR(CheckBuffer("x", x, rows, w.n()));
+  LC_RETURN_IF_ERROR(CheckHost("in", in, rows, w.k()));
+  LC_RETURN_IF_ERROR(CheckHost("x", x, rows, w.n()));
   LC_RETURN_IF_ERROR(CheckVector("the bias", bias, w.n()));
   PrepareActivations(Floats(in), nullptr, rows, w.k(), {}, WantsInts(w));
   float* y = products_.Require(static_cast<size_t>(rows * w.n()));
@@ -350,16 +285,12 @@ absl::Status CpuOps::LinearAdd(const Matrix& w, const Vector* bias, Buffer in, B
 }
 
 absl::Status CpuOps::FfnInput(const FfnWeights& weights, Buffer x, Buffer out) {
-  LC_RETURN_IF_ERROR(CheckNorm("the ffn norm", weights.norm));
+  LC_RETURN_IF_ERROR(CheckFfn(weights));
   const int64_t rows = rows_.rows;
   const int64_t hidden = weights.norm->size();
-  const int64_t ffn = weights.gate != nullptr ? weights.gate->n() : 0;
-  LC_RETURN_IF_ERROR(CheckMatrix("gate", weights.gate, ffn, hidden));
-  LC_RETURN_IF_ERROR(CheckMatrix("up", weights.up, ffn, hidden));
-  LC_RETURN_IF_ERROR(CheckVector("the gate's bias", weights.gate_bias, ffn));
-  LC_RETURN_IF_ERROR(CheckVector("up's bias", weights.up_bias, ffn));
-  LC_RETURN_IF_ERROR(CheckBuffer("x", x, rows, hidden));
-  LC_RETURN_IF_ERROR(CheckBuffer("out", out, rows, ffn));
+  const int64_t ffn = weights.gate->n();
+  LC_RETURN_IF_ERROR(CheckHost("x", x, rows, hidden));
+  LC_RETURN_IF_ERROR(CheckHost("out", out, rows, ffn));
   PrepareActivations(Floats(x), nullptr, rows, hidden, {AsCpu(weights.norm), weights.norm_eps},
                      WantsInts(*weights.gate) || WantsInts(*weights.up));
   float* up = products_.Require(static_cast<size_t>(rows * ffn));
@@ -373,7 +304,7 @@ absl::Status CpuOps::FfnInput(const FfnWeights& weights, Buffer x, Buffer out) {
 
 absl::Status CpuOps::FindNonFinite(Buffer x, int width, absl::Span<uint8_t> non_finite) {
   const auto rows = static_cast<int64_t>(non_finite.size());
-  LC_RETURN_IF_ERROR(CheckBuffer("x", x, rows, width));
+  LC_RETURN_IF_ERROR(CheckHost("x", x, rows, width));
   for (int64_t row = 0; row < rows; ++row) {
     non_finite[static_cast<size_t>(row)] =
         kernels_.has_non_finite(Floats(x) + row * width, width) ? 1 : 0;
@@ -386,13 +317,9 @@ absl::Status CpuOps::Logits(const Vector& norm, float norm_eps, const Matrix& w,
   const auto rows = static_cast<int64_t>(selected.size());
   if (rows == 0) return absl::OkStatus();
   LC_RETURN_IF_ERROR(CheckVector("the output norm", &norm, w.k()));
-  LC_RETURN_IF_ERROR(CheckBuffer("logits", logits, rows, w.n()));
-  int32_t largest = 0;
-  for (const int32_t row : selected) {
-    if (row < 0) return absl::InvalidArgumentError(absl::StrCat("selected row ", row));
-    largest = std::max(largest, row);
-  }
-  LC_RETURN_IF_ERROR(CheckBuffer("x", x, int64_t{largest} + 1, w.k()));
+  LC_RETURN_IF_ERROR(CheckHost("logits", logits, rows, w.n()));
+  LC_ASSIGN_OR_RETURN(const int32_t largest, LargestSelected(selected));
+  LC_RETURN_IF_ERROR(CheckHost("x", x, int64_t{largest} + 1, w.k()));
   PrepareActivations(Floats(x), selected.data(), rows, w.k(), {AsCpu(&norm), norm_eps},
                      WantsInts(w));
   Multiply({{&AsCpu(w), nullptr, Floats(logits)}}, rows);
@@ -402,26 +329,8 @@ absl::Status CpuOps::Logits(const Vector& norm, float norm_eps, const Matrix& w,
 absl::Status CpuOps::Sample(Buffer logits, int64_t vocabulary,
                             absl::Span<const SampleRequest> requests,
                             absl::Span<SampleResult> results) {
-  if (vocabulary < 1 || requests.size() != results.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(requests.size(), " sample requests with room for ", results.size(),
-                     " results over a vocabulary of ", vocabulary));
-  }
-  const auto words = static_cast<size_t>((vocabulary + 31) / 32);
-  for (const SampleRequest& request : requests) {
-    LC_RETURN_IF_ERROR(
-        CheckBuffer("logits", logits, int64_t{std::max(request.logits_row, 0)} + 1, vocabulary));
-    const bool bad_seen = std::any_of(
-        request.seen.begin(), request.seen.end(),
-        [&](const SeenToken& seen) { return seen.token < 0 || seen.token >= vocabulary; });
-    if (request.logits_row < 0 || bad_seen ||
-        (!request.allowed.empty() && request.allowed.size() != words)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a sample request for logits row ", request.logits_row, " with ", request.allowed.size(),
-          " mask words and ", bad_seen ? "seen tokens outside " : "", "a vocabulary of ",
-          vocabulary, " (", words, " mask words)"));
-    }
-  }
+  LC_RETURN_IF_ERROR(
+      CheckSampleRequests(logits, MemorySpace::kHost, vocabulary, requests, results.size()));
   pool_.Run(static_cast<int64_t>(requests.size()), [&](int64_t i, int thread) {
     const SampleRequest& request = requests[static_cast<size_t>(i)];
     results[static_cast<size_t>(i)] = samplers_[static_cast<size_t>(thread)].Sample(

@@ -97,8 +97,6 @@ class CpuOps final : public Ops {
                      int64_t row_end, int thread);
   void StoreHeads(const AttentionWeights& weights, const Rope& rope, const CpuKvCache& cache,
                   int layer, int row, float* q, float* k, const float* v) const;
-  absl::Status CheckAttentionShapes(const AttentionWeights& weights, const Rope& rope,
-                                    const CpuKvCache& cache, int layer) const;
   // Runs body(row) for all rows, shared out over the pool.
   void ForRows(int64_t rows, absl::FunctionRef<void(int64_t row)> body);
 

@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/status_macros.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/ops_check.h"
 
 namespace layercake::kernels {
 namespace {
@@ -57,14 +59,8 @@ size_t KvCacheBytes(const KvCacheSpec& spec) {
 }
 
 absl::StatusOr<std::unique_ptr<CpuKvCache>> CpuKvCache::Create(const KvCacheSpec& spec) {
-  const std::string shape =
-      absl::StrCat("a KV cache of ", spec.layers, " layers, ", spec.blocks, " blocks of ",
-                   spec.block_tokens, " tokens, ", spec.kv_heads, " kv heads of ", spec.head_dim);
-  if (spec.layers < 1 || spec.blocks < 1 || spec.block_tokens < 1 || spec.kv_heads < 1 ||
-      spec.head_dim < 2 || spec.head_dim % 2 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(shape, ": every number must be positive and the head width even"));
-  }
+  LC_RETURN_IF_ERROR(CheckKvCacheSpec(spec, /*most_head_dim=*/0));
+  const std::string shape = KvCacheShape(spec);
   const std::optional<uint64_t> bytes = CheckedKvCacheBytes(spec);
   if (!bytes) {
     return absl::ResourceExhaustedError(

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/step_kernels.h"
+#include "kernels/ops_check.h"
 
 namespace layercake::kernels::cuda {
 namespace {
@@ -17,19 +18,6 @@ const float* ValuesOf(const Vector* vector) {
 const CudaMatrix* AsCuda(const Matrix* matrix) { return static_cast<const CudaMatrix*>(matrix); }
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 
-absl::Status CheckMatrix(absl::string_view what, const Matrix* matrix, int64_t n, int64_t k) {
-  if (matrix != nullptr && matrix->n() == n && matrix->k() == k) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " must be ", n, " x ", k, ", is ",
-                   matrix == nullptr ? "missing" : absl::StrCat(matrix->n(), " x ", matrix->k())));
-}
-
-absl::Status CheckVector(absl::string_view what, const Vector* vector, int64_t size) {
-  if (vector == nullptr || vector->size() == size) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " has ", vector->size(), " values, must have ", size));
-}
-
 }  // namespace
 
 absl::Status CudaOps::CheckRows(absl::string_view what, const Buffer& buffer, int64_t rows,
@@ -39,11 +27,7 @@ absl::Status CudaOps::CheckRows(absl::string_view what, const Buffer& buffer, in
     return absl::InvalidArgumentError(absl::StrCat(what, ": ", rows, " rows of ", width,
                                                    "; there is room for ", limits_.max_rows));
   }
-  const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(width) * sizeof(float);
-  if (buffer.bytes >= bytes && buffer.space == MemorySpace::kDevice) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " must be ", bytes, " bytes on the device, is ", buffer.bytes,
-                   buffer.space == MemorySpace::kDevice ? "" : " on the host"));
+  return CheckBuffer(what, buffer, MemorySpace::kDevice, rows, width);
 }
 
 // ---- recording
@@ -80,7 +64,8 @@ void CudaOps::RecordNormOperand(const float* x, const Vector& norm, float eps,
 absl::Status CudaOps::BeginStep(const StepRows& rows) {
   if (!prepared_) return absl::FailedPreconditionError("Prepare comes before the first step");
   if (busy_ || !list_.empty()) LC_RETURN_IF_ERROR(Finish());
-  if (rows.rows < 0 || rows.rows > limits_.max_rows ||
+  LC_RETURN_IF_ERROR(CheckStepRows(rows));
+  if (rows.rows > limits_.max_rows ||
       rows.block_tables.size() > static_cast<size_t>(limits_.max_sequences)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a step of ", rows.rows, " rows of ", rows.block_tables.size(),
@@ -164,11 +149,7 @@ void CudaOps::RecordPendingSwiglu() {
 absl::Status CudaOps::Embed(const Matrix& table, absl::Span<const int32_t> tokens, Buffer x) {
   const auto rows = static_cast<int64_t>(tokens.size());
   LC_RETURN_IF_ERROR(CheckRows("x", x, rows, table.k()));
-  for (const int32_t token : tokens) {
-    if (token >= 0 && token < table.n()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("token ", token, " is outside of a table of ", table.n()));
-  }
+  LC_RETURN_IF_ERROR(CheckTokens(tokens, table.n()));
   if (rows == 0) return absl::OkStatus();
   RecordPendingSwiglu();
   LC_ASSIGN_OR_RETURN(const int32_t* place, block_.Append(tokens));
@@ -180,42 +161,15 @@ absl::Status CudaOps::Embed(const Matrix& table, absl::Span<const int32_t> token
   return absl::OkStatus();
 }
 
-absl::Status CudaOps::CheckAttention(const AttentionWeights& weights, const Rope& rope,
-                                     const CudaKvCache& cache, int layer) const {
-  const KvCacheSpec& spec = cache.spec();
-  if (weights.norm == nullptr || weights.wq == nullptr) {
-    return absl::InvalidArgumentError("attention without a norm or without wq");
-  }
-  const int64_t hidden = weights.norm->size();
-  const int64_t q_width = weights.wq->n();
-  const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
-  LC_RETURN_IF_ERROR(CheckMatrix("wq", weights.wq, q_width, hidden));
-  LC_RETURN_IF_ERROR(CheckMatrix("wk", weights.wk, kv_width, hidden));
-  LC_RETURN_IF_ERROR(CheckMatrix("wv", weights.wv, kv_width, hidden));
-  LC_RETURN_IF_ERROR(CheckVector("bq", weights.bq, q_width));
-  LC_RETURN_IF_ERROR(CheckVector("bk", weights.bk, kv_width));
-  LC_RETURN_IF_ERROR(CheckVector("bv", weights.bv, kv_width));
-  LC_RETURN_IF_ERROR(CheckVector("q_norm", weights.q_norm, spec.head_dim));
-  LC_RETURN_IF_ERROR(CheckVector("k_norm", weights.k_norm, spec.head_dim));
-  if (q_width % kv_width != 0 || q_width > limits_.q_width || kv_width > limits_.kv_width ||
-      layer < 0 || layer >= spec.layers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("wq gives ", q_width, " of ", limits_.q_width, " values on ", spec.kv_heads,
-                     " kv heads of ", spec.head_dim, ", layer ", layer, " of ", spec.layers));
-  }
-  if (rope.rope_dims < 0 || rope.rope_dims > spec.head_dim || rope.rope_dims % 2 != 0 ||
-      rope.inv_freq.size() != static_cast<size_t>(rope.rope_dims / 2)) {
-    return absl::InvalidArgumentError(absl::StrCat("rope turns ", rope.rope_dims, " of ",
-                                                   spec.head_dim, " dimensions with ",
-                                                   rope.inv_freq.size(), " frequencies"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CudaOps::AttentionInput(const AttentionWeights& weights, const Rope& rope, Buffer x,
                                      KvCache& cache, int layer, Buffer q) {
   const auto& cuda_cache = static_cast<const CudaKvCache&>(cache);
-  LC_RETURN_IF_ERROR(CheckAttention(weights, rope, cuda_cache, layer));
+  LC_RETURN_IF_ERROR(CheckAttentionInput(weights, rope, cache.spec(), layer));
+  if (weights.wq->n() > limits_.q_width || weights.wk->n() > limits_.kv_width) {
+    return absl::InvalidArgumentError(absl::StrCat("wq gives ", weights.wq->n(), " values and wk ",
+                                                   weights.wk->n(), "; prepared ", limits_.q_width,
+                                                   " and ", limits_.kv_width));
+  }
   const int rows = rows_.rows;
   LC_RETURN_IF_ERROR(CheckRows("x", x, rows, weights.norm->size()));
   LC_RETURN_IF_ERROR(CheckRows("q", q, rows, weights.wq->n()));
@@ -248,11 +202,10 @@ absl::Status CudaOps::Attention(Buffer q, const KvCache& cache, int layer, int h
   const auto& cuda_cache = static_cast<const CudaKvCache&>(cache);
   const KvCacheSpec& spec = cache.spec();
   const int64_t width = int64_t{heads} * spec.head_dim;
-  if (heads < 1 || heads % spec.kv_heads != 0 || layer < 0 || layer >= spec.layers ||
-      width > limits_.q_width) {
-    return absl::InvalidArgumentError(absl::StrCat("attention of ", heads, " heads over ",
-                                                   spec.kv_heads, " kv heads, layer ", layer,
-                                                   " of ", spec.layers));
+  LC_RETURN_IF_ERROR(CheckAttention(spec, layer, heads));
+  if (width > limits_.q_width) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention of ", width, " values; prepared ", limits_.q_width));
   }
   LC_RETURN_IF_ERROR(CheckRows("q", q, rows_.rows, width));
   LC_RETURN_IF_ERROR(CheckRows("out", out, rows_.rows, width));
@@ -295,16 +248,10 @@ absl::Status CudaOps::LinearAdd(const Matrix& w, const Vector* bias, Buffer in, 
 }
 
 absl::Status CudaOps::FfnInput(const FfnWeights& weights, Buffer x, Buffer out) {
-  if (weights.norm == nullptr || weights.gate == nullptr) {
-    return absl::InvalidArgumentError("an ffn without a norm or without a gate");
-  }
+  LC_RETURN_IF_ERROR(CheckFfn(weights));
   const int rows = rows_.rows;
   const int64_t hidden = weights.norm->size();
   const int64_t ffn = weights.gate->n();
-  LC_RETURN_IF_ERROR(CheckMatrix("gate", weights.gate, ffn, hidden));
-  LC_RETURN_IF_ERROR(CheckMatrix("up", weights.up, ffn, hidden));
-  LC_RETURN_IF_ERROR(CheckVector("the gate's bias", weights.gate_bias, ffn));
-  LC_RETURN_IF_ERROR(CheckVector("up's bias", weights.up_bias, ffn));
   LC_RETURN_IF_ERROR(CheckRows("x", x, rows, hidden));
   LC_RETURN_IF_ERROR(CheckRows("out", out, rows, ffn));
   if (ffn > limits_.ffn) {
@@ -348,13 +295,10 @@ absl::Status CudaOps::Logits(const Vector& norm, float norm_eps, const Matrix& w
                                                    "; prepared ", limits_.logit_rows, " of ",
                                                    limits_.hidden));
   }
+  LC_ASSIGN_OR_RETURN(const int32_t largest, LargestSelected(selected));
+  LC_RETURN_IF_ERROR(CheckRows("x", x, int64_t{largest} + 1, w.k()));
   bool in_place = true;
-  for (int i = 0; i < rows; ++i) {
-    const int32_t row = selected[static_cast<size_t>(i)];
-    in_place = in_place && row == i;
-    if (row < 0) return absl::InvalidArgumentError(absl::StrCat("selected row ", row));
-    LC_RETURN_IF_ERROR(CheckRows("x", x, int64_t{row} + 1, w.k()));
-  }
+  for (int i = 0; i < rows; ++i) in_place = in_place && selected[static_cast<size_t>(i)] == i;
   RecordPendingSwiglu();
   const float* from = Floats(x);
   if (!in_place) {

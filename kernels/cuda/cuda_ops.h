@@ -67,8 +67,6 @@ class CudaOps final : public Ops {
   void RecordPendingSwiglu();
   absl::Status CheckRows(absl::string_view what, const Buffer& buffer, int64_t rows,
                          int64_t width) const;
-  absl::Status CheckAttention(const AttentionWeights& weights, const Rope& rope,
-                              const CudaKvCache& cache, int layer) const;
   absl::Status CheckSampling(Buffer logits, int64_t vocabulary,
                              absl::Span<const SampleRequest> requests, size_t results) const;
   absl::StatusOr<SampleJob> MakeJob(const SampleRequest& request);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops_check.h"
 #include "kernels/sampling_rule.h"
 
 namespace layercake::kernels::cuda {
@@ -25,35 +26,13 @@ bool IsPlainGreedy(const SampleRequest& request) {
 absl::Status CudaOps::CheckSampling(Buffer logits, int64_t vocabulary,
                                     absl::Span<const SampleRequest> requests,
                                     size_t results) const {
-  const auto words = static_cast<size_t>((vocabulary + 31) / 32);
-  if (vocabulary < 1 || vocabulary > limits_.vocabulary || requests.size() != results ||
+  if (vocabulary > limits_.vocabulary ||
       requests.size() > static_cast<size_t>(limits_.logit_rows)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(requests.size(), " sample requests with room for ", results,
-                     " results over a vocabulary of ", vocabulary, "; prepared ",
-                     limits_.logit_rows, " over ", limits_.vocabulary));
+        absl::StrCat(requests.size(), " sample requests over a vocabulary of ", vocabulary,
+                     "; prepared ", limits_.logit_rows, " over ", limits_.vocabulary));
   }
-  std::vector<bool> taken(static_cast<size_t>(limits_.max_rows));
-  for (const SampleRequest& request : requests) {
-    const bool bad_seen = std::any_of(
-        request.seen.begin(), request.seen.end(),
-        [&](const SeenToken& seen) { return seen.token < 0 || seen.token >= vocabulary; });
-    const int32_t row = request.logits_row;
-    if (row < 0 || bad_seen || request.top_logprobs > kMaxTopLogprobs ||
-        (!request.allowed.empty() && request.allowed.size() != words)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a sample request for logits row ", row, " with ", request.allowed.size(),
-                       " mask words, ", request.top_logprobs, " log-probabilities and ",
-                       bad_seen ? "seen tokens outside " : "", "a vocabulary of ", vocabulary, " (",
-                       words, " mask words, at most ", kMaxTopLogprobs, " log-probabilities)"));
-    }
-    LC_RETURN_IF_ERROR(CheckRows("logits", logits, int64_t{row} + 1, vocabulary));
-    if (taken[static_cast<size_t>(row)]) {
-      return absl::InvalidArgumentError(absl::StrCat("logits row ", row, " is sampled twice"));
-    }
-    taken[static_cast<size_t>(row)] = true;
-  }
-  return absl::OkStatus();
+  return CheckSampleRequests(logits, MemorySpace::kDevice, vocabulary, requests, results);
 }
 
 absl::StatusOr<SampleJob> CudaOps::MakeJob(const SampleRequest& request) {

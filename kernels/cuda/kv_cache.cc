@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/step_kernels.h"
+#include "kernels/ops_check.h"
 
 namespace layercake::kernels::cuda {
 
@@ -19,15 +20,8 @@ absl::Status CheckCudaKvType(KvType type) {
 absl::StatusOr<std::unique_ptr<CudaKvCache>> CudaKvCache::Create(const Context& context,
                                                                  const KvCacheSpec& spec) {
   LC_RETURN_IF_ERROR(CheckCudaKvType(spec.type));
-  const std::string shape =
-      absl::StrCat("a KV cache of ", spec.layers, " layers, ", spec.blocks, " blocks of ",
-                   spec.block_tokens, " tokens, ", spec.kv_heads, " kv heads of ", spec.head_dim);
-  if (spec.layers < 1 || spec.blocks < 1 || spec.block_tokens < 1 || spec.kv_heads < 1 ||
-      spec.head_dim < 2 || spec.head_dim % 2 != 0 || spec.head_dim > kMaxHeadDim) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(shape, ": every number must be positive and the head width even and at most ",
-                     kMaxHeadDim));
-  }
+  LC_RETURN_IF_ERROR(CheckKvCacheSpec(spec, kMaxHeadDim));
+  const std::string shape = KvCacheShape(spec);
   const size_t bytes = KvCacheBytes(spec);
   if (bytes == std::numeric_limits<size_t>::max()) {
     return absl::ResourceExhaustedError(
