@@ -3,19 +3,25 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace layercake::kernels {
 namespace {
 
 using ::testing::HasSubstr;
 
+CudaDeviceFacts Card(int index, std::string uuid, std::string name) {
+  CudaDeviceFacts facts;
+  facts.index = index;
+  facts.uuid = std::move(uuid);
+  facts.name = std::move(name);
+  return facts;
+}
+
 std::vector<CudaDeviceFacts> TwoDevices() {
-  std::vector<CudaDeviceFacts> devices(2);
-  devices[0].uuid = "GPU-1a2b3c4d";
-  devices[0].name = "A";
-  devices[1].index = 1;
-  devices[1].uuid = "GPU-1a99ffff";
-  devices[1].name = "B";
-  return devices;
+  return {Card(0, "GPU-1a2b3c4d", "A"), Card(1, "GPU-1a99ffff", "B")};
 }
 
 TEST(DeviceChoice, KnowsTheKindsOfNames) {
