@@ -72,15 +72,24 @@ struct KvCacheSpec {
   int kv_heads = 0;
   int head_dim = 0;
   KvType type = KvType::kF16;
+  int host_blocks = 0;  // of host memory, ids [0, host_blocks): where blocks are saved
 };
-// Bytes that a cache of this spec takes (keys and values of all layers).
+// Bytes that a cache of this spec takes of its device (keys and values of all layers).
 size_t KvCacheBytes(const KvCacheSpec& spec);
+// Likewise of the host, for the blocks that are saved.
+size_t HostKvBytes(const KvCacheSpec& spec);
 
-// Paged keys and values of one stage.
+// Paged keys and values of one stage, and host memory for blocks that give way to others.
 class KvCache {
  public:
   virtual ~KvCache() = default;
   const KvCacheSpec& spec() const { return spec_; }
+
+  // Copies a block of all layers to host memory, or back. Between steps (after Finish, before
+  // BeginStep), in the order of the device's work and not waited for. Ids are the cache's (callers
+  // check).
+  virtual absl::Status SaveBlock(int32_t block, int32_t host_block) = 0;
+  virtual absl::Status RestoreBlock(int32_t host_block, int32_t block) = 0;
 
  protected:
   explicit KvCache(const KvCacheSpec& spec) : spec_(spec) {}

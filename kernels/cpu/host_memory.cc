@@ -21,8 +21,10 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // Below this the question to the kernel costs more than a wrong answer.
 constexpr size_t kAskFirst = size_t{16} << 20;
 
+}  // namespace
+
 // MemAvailable of /proc/meminfo, which counts what the page cache would give back.
-std::optional<uint64_t> AvailableBytes() {
+std::optional<uint64_t> AvailableHostBytes() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/meminfo", "re"),
                                                              &std::fclose);
   if (!file) return std::nullopt;
@@ -34,8 +36,6 @@ std::optional<uint64_t> AvailableBytes() {
   return std::nullopt;
 }
 
-}  // namespace
-
 absl::StatusOr<HostMemory> HostMemory::Allocate(size_t bytes, absl::string_view purpose) {
   const std::optional<uint64_t> rounded = base::CheckedAlignUp(bytes == 0 ? 1 : bytes, kPage);
   if (!rounded) {
@@ -44,7 +44,7 @@ absl::StatusOr<HostMemory> HostMemory::Allocate(size_t bytes, absl::string_view 
   }
   const size_t size = *rounded;
   if (size >= kAskFirst) {
-    const std::optional<uint64_t> available = AvailableBytes();
+    const std::optional<uint64_t> available = AvailableHostBytes();
     if (available && size > *available) {
       return absl::ResourceExhaustedError(
           absl::StrCat(purpose, " needs ", size, " bytes of host memory, ", *available,

@@ -1,5 +1,6 @@
 #include "kernels/cpu/kv_cache.h"
 
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -13,10 +14,10 @@
 namespace layercake::kernels {
 namespace {
 
-std::optional<uint64_t> CheckedKvCacheBytes(const KvCacheSpec& spec) {
+std::optional<uint64_t> CheckedBytes(const KvCacheSpec& spec, int blocks) {
   if (spec.head_dim < 0) return std::nullopt;
   std::optional<uint64_t> bytes = 2 * KvHeadBytes(spec.type, spec.head_dim);  // a key and a value
-  for (const int factor : {spec.layers, spec.blocks, spec.block_tokens, spec.kv_heads}) {
+  for (const int factor : {spec.layers, blocks, spec.block_tokens, spec.kv_heads}) {
     if (factor < 0) return std::nullopt;
     bytes = base::CheckedMul(*bytes, static_cast<uint64_t>(factor));
     if (!bytes) return std::nullopt;
@@ -55,20 +56,32 @@ size_t KvHeadBytes(KvType type, int head_dim) {
 }
 
 size_t KvCacheBytes(const KvCacheSpec& spec) {
-  return CheckedKvCacheBytes(spec).value_or(std::numeric_limits<size_t>::max());
+  return CheckedBytes(spec, spec.blocks).value_or(std::numeric_limits<size_t>::max());
+}
+
+size_t HostKvBytes(const KvCacheSpec& spec) {
+  return CheckedBytes(spec, spec.host_blocks).value_or(std::numeric_limits<size_t>::max());
 }
 
 absl::StatusOr<std::unique_ptr<CpuKvCache>> CpuKvCache::Create(const KvCacheSpec& spec) {
   LC_RETURN_IF_ERROR(CheckKvCacheSpec(spec, /*most_head_dim=*/0));
   const std::string shape = KvCacheShape(spec);
-  const std::optional<uint64_t> bytes = CheckedKvCacheBytes(spec);
+  const std::optional<uint64_t> bytes = CheckedBytes(spec, spec.blocks);
   if (!bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat(shape, " has more bytes than 64 bits count; use fewer blocks"));
   }
   absl::StatusOr<HostMemory> memory = HostMemory::Allocate(*bytes, shape);
   if (!memory.ok()) return memory.status();
-  return std::unique_ptr<CpuKvCache>(new CpuKvCache(spec, *std::move(memory)));
+  HostMemory saved;
+  if (spec.host_blocks > 0) {
+    absl::StatusOr<HostMemory> allocated = HostMemory::Allocate(
+        HostKvBytes(spec),
+        absl::StrCat("host memory for ", spec.host_blocks, " saved KV blocks (--kv-host-memory)"));
+    if (!allocated.ok()) return allocated.status();
+    saved = *std::move(allocated);
+  }
+  return std::unique_ptr<CpuKvCache>(new CpuKvCache(spec, *std::move(memory), std::move(saved)));
 }
 
 std::byte* CpuKvCache::At(int layer, int which, int32_t block, int kv_head, int token) const {
@@ -78,6 +91,35 @@ std::byte* CpuKvCache::At(int layer, int which, int32_t block, int kv_head, int 
   index = index * static_cast<size_t>(s.kv_heads) + static_cast<size_t>(kv_head);
   index = index * static_cast<size_t>(s.block_tokens) + static_cast<size_t>(token);
   return memory_.address() + index * head_bytes_;
+}
+
+size_t CpuKvCache::PartBytes() const {
+  return static_cast<size_t>(spec().kv_heads) * static_cast<size_t>(spec().block_tokens) *
+         head_bytes_;
+}
+
+std::byte* CpuKvCache::Saved(int32_t host_block, int layer, int which) const {
+  size_t index = static_cast<size_t>(host_block);
+  index = index * static_cast<size_t>(spec().layers) + static_cast<size_t>(layer);
+  return saved_.address() + (index * 2 + static_cast<size_t>(which)) * PartBytes();
+}
+
+absl::Status CpuKvCache::SaveBlock(int32_t block, int32_t host_block) {
+  for (int layer = 0; layer < spec().layers; ++layer) {
+    for (const int which : {0, 1}) {
+      std::memcpy(Saved(host_block, layer, which), At(layer, which, block, 0, 0), PartBytes());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuKvCache::RestoreBlock(int32_t host_block, int32_t block) {
+  for (int layer = 0; layer < spec().layers; ++layer) {
+    for (const int which : {0, 1}) {
+      std::memcpy(At(layer, which, block, 0, 0), Saved(host_block, layer, which), PartBytes());
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace layercake::kernels

@@ -1,6 +1,7 @@
 // What the types of the KV cache keep of a value, and that both tables keep the same bits of it.
 #include "kernels/cpu/kv_cache.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -186,6 +187,73 @@ TEST(KvTypes, GiveEveryHeadBytesOfItsOwn) {
     for (size_t i = 1; i < heads.size(); ++i) ASSERT_EQ(heads[i] - heads[i - 1], step);
     EXPECT_EQ(heads.size() * static_cast<size_t>(step), KvCacheBytes(spec));
   }
+}
+
+// Every byte of the cache, block by block.
+std::vector<std::vector<std::byte>> BytesOfBlocks(const CpuKvCache& cache) {
+  const KvCacheSpec& spec = cache.spec();
+  const size_t head_bytes = KvHeadBytes(spec.type, spec.head_dim);
+  std::vector<std::vector<std::byte>> blocks(static_cast<size_t>(spec.blocks));
+  for (int block = 0; block < spec.blocks; ++block) {
+    for (int layer = 0; layer < spec.layers; ++layer) {
+      for (int head = 0; head < spec.kv_heads; ++head) {
+        for (int token = 0; token < spec.block_tokens; ++token) {
+          for (const std::byte* from :
+               {cache.Keys(layer, block, head, token), cache.Values(layer, block, head, token)}) {
+            std::vector<std::byte>& bytes = blocks[static_cast<size_t>(block)];
+            bytes.insert(bytes.end(), from, from + head_bytes);
+          }
+        }
+      }
+    }
+  }
+  return blocks;
+}
+
+void FillAtRandom(base::Random& random, const CpuKvCache& cache) {
+  const size_t bytes = KvCacheBytes(cache.spec());
+  std::byte* const begin = cache.Keys(0, 0, 0, 0);
+  for (size_t i = 0; i < bytes; ++i) begin[i] = static_cast<std::byte>(random.Below(256));
+}
+
+// Random saves and restores against a table of what each block and each host block must hold.
+TEST(SavedBlocks, ComeBackToTheBitAndTouchNothingElse) {
+  SCOPED_TRACE(absl::StrCat("seed ", kSeed));
+  base::SeededRandom random(kSeed);
+  for (const KvType type : kAllKvTypes) {
+    SCOPED_TRACE(KvTypeName(type));
+    const auto cache = CpuKvCache::Create({2, 5, 4, 2, 80, type, /*host_blocks=*/3});
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    FillAtRandom(random, **cache);
+    std::vector<std::vector<std::byte>> blocks = BytesOfBlocks(**cache);
+    std::vector<std::vector<std::byte>> saved(3);
+    for (int i = 0; i < 40; ++i) {
+      const auto block = static_cast<size_t>(random.Below(5));
+      const auto host_block = static_cast<size_t>(random.Below(3));
+      if (random.Below(2) == 0) {
+        ASSERT_TRUE(
+            (*cache)->SaveBlock(static_cast<int>(block), static_cast<int>(host_block)).ok());
+        saved[host_block] = blocks[block];
+      } else if (!saved[host_block].empty()) {
+        ASSERT_TRUE(
+            (*cache)->RestoreBlock(static_cast<int>(host_block), static_cast<int>(block)).ok());
+        blocks[block] = saved[host_block];
+      }
+      ASSERT_EQ(BytesOfBlocks(**cache), blocks) << "after copy " << i;
+    }
+  }
+}
+
+TEST(SavedBlocks, TakeTheBytesOfTheirTypeAndAreRefusedWhereTheHostHasTooFew) {
+  const KvCacheSpec spec{2, 5, 4, 2, 80, KvType::kQ8_0, /*host_blocks=*/3};
+  EXPECT_EQ(HostKvBytes(spec), KvCacheBytes(spec) / 5 * 3);
+  KvCacheSpec huge = spec;
+  huge.host_blocks = 1 << 28;
+  huge.block_tokens = 4096;
+  const absl::Status status = CpuKvCache::Create(huge).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("--kv-host-memory"));
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat(HostKvBytes(huge))));
 }
 
 }  // namespace

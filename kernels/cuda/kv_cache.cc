@@ -1,14 +1,35 @@
 #include "kernels/cuda/kv_cache.h"
 
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/cpu/host_memory.h"
 #include "kernels/cuda/step_kernels.h"
 #include "kernels/ops_check.h"
 
 namespace layercake::kernels::cuda {
+namespace {
+
+absl::StatusOr<PinnedArray> AllocateSavedBlocks(const Context& context, const KvCacheSpec& spec) {
+  const size_t bytes = HostKvBytes(spec);
+  const std::string what =
+      absl::StrCat("host memory for ", spec.host_blocks, " saved KV blocks (--kv-host-memory)");
+  if (bytes == std::numeric_limits<size_t>::max()) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, " has more bytes than 64 bits count"));
+  }
+  // Pinned memory cannot be swapped out: more than is there would take the machine down.
+  const std::optional<uint64_t> available = AvailableHostBytes();
+  if (available && bytes > *available) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, " needs ", bytes, " bytes, ", *available,
+                                                     " are available; ask for less"));
+  }
+  return PinnedArray::Allocate(context, bytes, what);
+}
+
+}  // namespace
 
 absl::Status CheckCudaKvType(KvType type) {
   if (type == KvType::kF16 || type == KvType::kF32) return absl::OkStatus();
@@ -28,7 +49,12 @@ absl::StatusOr<std::unique_ptr<CudaKvCache>> CudaKvCache::Create(const Context& 
         absl::StrCat(shape, " has more bytes than 64 bits count; use fewer blocks"));
   }
   LC_ASSIGN_OR_RETURN(DeviceArray memory, DeviceArray::Allocate(context, bytes, shape));
-  return std::unique_ptr<CudaKvCache>(new CudaKvCache(spec, std::move(memory)));
+  PinnedArray saved;
+  if (spec.host_blocks > 0) {
+    LC_ASSIGN_OR_RETURN(saved, AllocateSavedBlocks(context, spec));
+  }
+  return std::unique_ptr<CudaKvCache>(
+      new CudaKvCache(context, spec, std::move(memory), std::move(saved)));
 }
 
 KvView CudaKvCache::View(int layer) const {

@@ -15,7 +15,8 @@ namespace layercake::kernels::cuda {
 // OK for f16 and f32; else Unimplemented with the way out.
 absl::Status CheckCudaKvType(KvType type);
 
-// Layout: (layers, 2, blocks, kv_heads, block_tokens, head_dim), 2 = keys then values.
+// Layout: (layers, 2, blocks, kv_heads, block_tokens, head_dim), 2 = keys then values. Saved blocks
+// lie in pinned host memory: (host_blocks, layers, 2, kv_heads, block_tokens, head_dim).
 class CudaKvCache final : public KvCache {
  public:
   // f16 or f32; head_dim even and at most kMaxHeadDim. ResourceExhausted with sizes.
@@ -24,10 +25,19 @@ class CudaKvCache final : public KvCache {
   // `layer` is one of the cache's (callers check).
   KvView View(int layer) const;
 
+  // On the context's stream (kv_copy.cc).
+  absl::Status SaveBlock(int32_t block, int32_t host_block) override;
+  absl::Status RestoreBlock(int32_t host_block, int32_t block) override;
+
  private:
-  CudaKvCache(const KvCacheSpec& spec, DeviceArray memory)
-      : KvCache(spec), memory_(std::move(memory)) {}
+  CudaKvCache(const Context& context, const KvCacheSpec& spec, DeviceArray memory,
+              PinnedArray saved)
+      : KvCache(spec), context_(context), memory_(std::move(memory)), saved_(std::move(saved)) {}
+  absl::Status CopyBlock(int32_t block, int32_t host_block, cudaMemcpyKind direction);
+
+  const Context context_;
   DeviceArray memory_;
+  PinnedArray saved_;  // empty without host blocks
 };
 
 class CudaVector final : public Vector {
