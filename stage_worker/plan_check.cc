@@ -260,6 +260,7 @@ absl::Status CheckPlace(const v1::MicroBatchPlan& plan, const StageLimits& limit
 absl::Status CheckPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits,
                        uint64_t previous_step, const SequenceTable& table) {
   LC_RETURN_IF_ERROR(CheckPlace(plan, limits, previous_step));
+  LC_RETURN_IF_ERROR(CheckBlockCopies(plan, limits, table.saved_blocks()));
   absl::flat_hash_map<uint64_t, const v1::SequenceBegin*> begun;
   size_t sequences = table.size();
   for (const v1::SequenceBegin& begin : plan.begins()) {
@@ -360,6 +361,7 @@ StepPlan ApplyPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits,
                    SequenceTable& table) {
   StepPlan step;
   step.step = plan.step();
+  step.copies = table.saved_blocks().Apply(plan);
   for (const v1::SequenceBegin& begin : plan.begins()) {
     ApplyBegin(begin, limits.last(), table);
     step.begins.push_back(begin.sequence());

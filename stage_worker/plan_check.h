@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/sampling.h"
 #include "layercake/v1/control.pb.h"
+#include "stage_worker/block_copies.h"
 #include "stage_worker/sequence_table.h"
 #include "stage_worker/stage_limits.h"
 
@@ -41,6 +42,7 @@ struct StepPlan {
   std::vector<StepSequence> sequences;
   std::vector<uint64_t> begins;  // sequences that are new or begin again
   std::vector<uint64_t> ends;    // forgotten after this step
+  BlockCopies copies;            // done before any row
 
   int rows() const { return static_cast<int>(tokens.size()); }
 };

@@ -288,7 +288,10 @@ TEST(PlanCheck, HoldsRandomPlansToItsPromises) {
   base::SeededRandom random(seed);
   for (int run = 0; run < 2000; ++run) {
     std::string bytes;
-    for (const v1::MicroBatchPlan& plan : {FirstPlan(), SecondPlan()}) {
+    v1::MicroBatchPlan plans[] = {FirstPlan(), SecondPlan()};
+    plans[0].add_saves()->set_block(3);
+    plans[1].add_restores()->set_block(7);
+    for (const v1::MicroBatchPlan& plan : plans) {
       std::string one = plan.SerializeAsString();
       for (uint64_t flips = random.Below(4); flips > 0; --flips) {
         one[random.Below(one.size())] = static_cast<char>(random.Next());
@@ -307,6 +310,7 @@ TEST(CheckAssignment, NamesTheFieldThatIsWrong) {
       {"stage ", [](v1::Assignment& a) { a.set_stage(2); }},
       {"layer_end", [](v1::Assignment& a) { a.set_layer_end(a.layer_first()); }},
       {"kv_blocks", [](v1::Assignment& a) { a.set_kv_blocks(0); }},
+      {"host_kv_blocks", [](v1::Assignment& a) { a.set_host_kv_blocks(-1); }},
       {"kv_block_tokens", [](v1::Assignment& a) { a.set_kv_block_tokens(-4); }},
       {"max_rows", [](v1::Assignment& a) { a.set_max_rows(1 << 30); }},
       {"max_sequences", [](v1::Assignment& a) { a.set_max_sequences(0); }},

@@ -15,6 +15,15 @@ void CheckPromises(const StepPlan& step, const StageLimits& limits) {
   LC_CHECK(step.kv_positions.size() == rows && step.rope_positions.size() == rows &&
                step.table_index.size() == rows,
            "arrays of another length");
+  for (const std::vector<BlockCopy>* list : {&step.copies.saves, &step.copies.restores}) {
+    LC_CHECK(list->size() <= static_cast<size_t>(limits.kv_blocks + limits.host_kv_blocks),
+             "copies ", list->size());
+    for (const BlockCopy& copy : *list) {
+      LC_CHECK(copy.block >= 0 && copy.block < limits.kv_blocks, "block ", copy.block);
+      LC_CHECK(copy.host_block >= 0 && copy.host_block < limits.host_kv_blocks, "host block ",
+               copy.host_block);
+    }
+  }
   std::set<std::pair<int32_t, int32_t>> written;
   for (size_t row = 0; row < rows; ++row) {
     const auto table = static_cast<size_t>(step.table_index[row]);
@@ -54,6 +63,7 @@ void RunPlanFuzz(const uint8_t* bytes, size_t size) {
                               .layer_first = 0,
                               .layer_end = 1,
                               .kv_blocks = 16,
+                              .host_kv_blocks = 4,
                               .kv_block_tokens = 4,
                               .max_rows = 12,
                               .max_sequences = 4,

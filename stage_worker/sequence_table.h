@@ -1,6 +1,6 @@
 // The sequences that a stage knows: their block tables and, for the last stage, what sampling needs
-// of their past. Everything follows from the plans alone, so every stage has the same table after
-// the same step. Pure; one thread.
+// of their past; and which blocks were saved to host memory. Everything follows from the plans
+// alone, so every stage has the same table after the same step. Pure; one thread.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/types/span.h"
 #include "kernels/sampling.h"
+#include "stage_worker/block_copies.h"
 
 namespace layercake::stage_worker {
 
@@ -64,8 +65,12 @@ class SequenceTable {
   Sequence& Begin(uint64_t id, Sequence sequence);
   void End(uint64_t id) { sequences_.erase(id); }
 
+  SavedBlocks& saved_blocks() { return saved_blocks_; }
+  const SavedBlocks& saved_blocks() const { return saved_blocks_; }
+
  private:
   std::map<uint64_t, Sequence> sequences_;
+  SavedBlocks saved_blocks_;
 };
 
 // True when sampling looks at the tokens so far.

@@ -14,6 +14,7 @@ namespace layercake::stage_worker {
 namespace {
 
 constexpr int kMaxLogitRows = 64;
+constexpr int kMeasuredBlocks = 16;  // as many as a few hundred tokens have
 
 bool OnDevice(const kernels::Buffer& buffer) {
   return buffer.space == kernels::MemorySpace::kDevice;
@@ -44,7 +45,8 @@ absl::StatusOr<std::unique_ptr<Stage>> Stage::Create(kernels::Device& device, ke
                                      .block_tokens = limits.kv_block_tokens,
                                      .kv_heads = static_cast<int>(config.n_kv_heads),
                                      .head_dim = static_cast<int>(config.head_dim),
-                                     .type = kv_type};
+                                     .type = kv_type,
+                                     .host_blocks = limits.host_kv_blocks};
   LC_ASSIGN_OR_RETURN(stage->cache_, ops.CreateKvCache(spec));
   stage->kv_bytes_ = kernels::KvCacheBytes(spec);
   LC_RETURN_IF_ERROR(stage->AllocateBuffers());
@@ -99,6 +101,28 @@ kernels::Buffer Stage::Rows(const kernels::Buffer& buffer, int rows, uint64_t wi
   return {buffer.address, static_cast<size_t>(rows) * width * sizeof(float), buffer.space};
 }
 
+absl::StatusOr<double> Stage::MeasureHostCopies(const base::Clock& clock) {
+  const kernels::KvCacheSpec& spec = cache_->spec();
+  const int blocks = std::min({spec.blocks, spec.host_blocks, kMeasuredBlocks});
+  if (blocks == 0) return 0.0;
+  // A copy that is waited for, behind all others.
+  std::byte last{};
+  const auto wait = [&] { return device_.CopyOut(x_, &last, 1); };
+  LC_RETURN_IF_ERROR(wait());
+  const base::Instant begin = clock.Now();
+  for (int block = 0; block < blocks; ++block) {
+    LC_RETURN_IF_ERROR(cache_->SaveBlock(block, block));
+  }
+  for (int block = 0; block < blocks; ++block) {
+    LC_RETURN_IF_ERROR(cache_->RestoreBlock(block, block));
+  }
+  LC_RETURN_IF_ERROR(wait());
+  const double seconds = absl::ToDoubleSeconds(clock.Now() - begin);
+  const double block_bytes =
+      static_cast<double>(host_kv_bytes()) / static_cast<double>(spec.host_blocks);
+  return seconds > 0 ? 2 * block_bytes * blocks / seconds / 1e9 : 0.0;
+}
+
 absl::Status Stage::ReadActivation(kernels::Buffer rows) {
   if (rows.bytes == 0) return absl::OkStatus();
   if (OnDevice(rows)) return device_.Copy(rows, x_, rows.bytes);
@@ -107,6 +131,7 @@ absl::Status Stage::ReadActivation(kernels::Buffer rows) {
 
 absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks,
                         const transport::SendSlot& slot, StepOutput& output) {
+  LC_RETURN_IF_ERROR(CopyBlocks(plan.copies));
   const absl::Span<uint8_t> found = absl::MakeSpan(non_finite_).subspan(0, marks.size());
   if (plan.rows() > 0) {
     LC_RETURN_IF_ERROR(RunLayers(plan));
@@ -133,6 +158,16 @@ bool Stage::AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& mark
     added = true;
   }
   return added;
+}
+
+absl::Status Stage::CopyBlocks(const BlockCopies& copies) {
+  for (const BlockCopy& save : copies.saves) {
+    LC_RETURN_IF_ERROR(cache_->SaveBlock(save.block, save.host_block));
+  }
+  for (const BlockCopy& restore : copies.restores) {
+    LC_RETURN_IF_ERROR(cache_->RestoreBlock(restore.host_block, restore.block));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Stage::RunLayers(const StepPlan& plan) {

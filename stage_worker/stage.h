@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/clock.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "layercake/v1/control.pb.h"
@@ -27,13 +28,18 @@ namespace layercake::stage_worker {
 
 class Stage final : public StepStage {
  public:
-  // Allocates the KV cache and all buffers. ResourceExhausted, with the sizes, when the device has
-  // not that much. `device` and `ops` outlive the stage.
+  // Allocates the KV cache, host memory for saved blocks, and all buffers. ResourceExhausted, with
+  // the sizes, when the device has not that much. `device` and `ops` outlive the stage.
   static absl::StatusOr<std::unique_ptr<Stage>> Create(kernels::Device& device, kernels::Ops& ops,
                                                        const model::ModelConfig& config,
                                                        StageWeights weights,
                                                        const StageLimits& limits,
                                                        kernels::KvType kv_type);
+
+  // Copies blocks from the cache to host memory and back and asks `clock` how long it took: GB/s, 0
+  // without host blocks or when the clock stood still. Inside work submitted to the device, before
+  // the first step (it writes over blocks).
+  absl::StatusOr<double> MeasureHostCopies(const base::Clock& clock);
 
   absl::Status ReadActivation(kernels::Buffer rows) override;
   absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks,
@@ -43,6 +49,7 @@ class Stage final : public StepStage {
   uint64_t weight_bytes() const { return weights_.weight_bytes; }
   uint64_t kv_bytes() const { return kv_bytes_; }
   uint64_t buffer_bytes() const { return buffer_bytes_; }
+  uint64_t host_kv_bytes() const { return kernels::HostKvBytes(cache_->spec()); }
 
  private:
   // A row whose logits are wanted.
@@ -65,6 +72,7 @@ class Stage final : public StepStage {
   absl::Status AllocateBuffers();
   absl::StatusOr<kernels::Buffer> AllocateRows(uint64_t rows, uint64_t width);
 
+  absl::Status CopyBlocks(const BlockCopies& copies);
   absl::Status RunLayers(const StepPlan& plan);
   // Marks rows that this stage found non-finite first; true when there are any.
   bool AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& marks) const;

@@ -42,6 +42,7 @@ absl::Status CheckAssignment(const v1::Assignment& a) {
            CheckRange("layer_end", a.layer_end(), int64_t{a.layer_first()} + 1,
                       model::ModelLimits::kMaxLayers),
            CheckRange("kv_blocks", a.kv_blocks(), 1, kMaxKvBlocks),
+           CheckRange("host_kv_blocks", a.host_kv_blocks(), 0, kMaxKvBlocks),
            CheckRange("kv_block_tokens", a.kv_block_tokens(), 1, 4096),
            CheckRange("max_rows", a.max_rows(), 1, kMaxRows),
            CheckRange("max_sequences", a.max_sequences(), 1, kMaxSequences),
@@ -91,6 +92,7 @@ absl::StatusOr<StageLimits> LimitsForModel(const v1::Assignment& a,
   limits.layer_first = a.layer_first();
   limits.layer_end = a.layer_end();
   limits.kv_blocks = a.kv_blocks();
+  limits.host_kv_blocks = a.host_kv_blocks();
   limits.kv_block_tokens = a.kv_block_tokens();
   limits.max_rows = a.max_rows();
   limits.max_sequences = a.max_sequences();

@@ -20,6 +20,7 @@ struct StageLimits {
   int layer_first = 0;
   int layer_end = 0;
   int kv_blocks = 0;
+  int host_kv_blocks = 0;  // of host memory, for blocks that are saved
   int kv_block_tokens = 0;
   int max_rows = 0;       // of one micro-batch
   int max_sequences = 0;  // known at once

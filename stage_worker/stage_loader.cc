@@ -164,14 +164,17 @@ void StageLoader::MakeStage() {
   // As work of the device, because making gigabytes of memory ready takes seconds on a CPU, and
   // heartbeats must go on.
   context_.device->Submit(
-      [making, kv_type = *kv_type_, device = context_.device,
-       ops = context_.ops]() -> absl::Status {
+      [making, kv_type = *kv_type_, device = context_.device, ops = context_.ops,
+       clock = context_.clock]() -> absl::Status {
         LC_ASSIGN_OR_RETURN(std::unique_ptr<Stage> stage,
                             Stage::Create(*device, *ops, making->config, std::move(making->weights),
                                           making->made.limits, kv_type));
         making->made.weight_bytes = stage->weight_bytes();
         making->made.kv_bytes = stage->kv_bytes();
         making->made.buffer_bytes = stage->buffer_bytes();
+        making->made.host_kv_bytes = stage->host_kv_bytes();
+        LC_ASSIGN_OR_RETURN(making->made.host_copy_gigabytes_per_second,
+                            stage->MeasureHostCopies(*clock));
         making->made.stage = std::move(stage);
         return absl::OkStatus();
       },

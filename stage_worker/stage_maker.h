@@ -23,6 +23,9 @@ struct MadeStage {
   uint64_t weight_bytes = 0;
   uint64_t kv_bytes = 0;
   uint64_t buffer_bytes = 0;
+  // For blocks that are saved to host memory; the speed is 0 where it was not measured.
+  uint64_t host_kv_bytes = 0;
+  double host_copy_gigabytes_per_second = 0;
 };
 
 // One stage on its way.

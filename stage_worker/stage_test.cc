@@ -291,6 +291,56 @@ TEST(Stage, AnswersASequenceWhateverRunsBesideIt) {
   EXPECT_EQ(both[1].tokens(0).SerializeAsString(), alone_a);
 }
 
+// The eleventh token of a sequence; `gives_way`: another one took its blocks before, in the very
+// step that saved them, and it goes on in other blocks.
+std::string EleventhToken(const TinyModel& model, int stages, bool gives_way) {
+  base::SeededRandom random(7);
+  const std::vector<int32_t> tokens = RandomTokens(11, model.config().vocab_size, random);
+  const std::vector<int32_t> others = RandomTokens(12, model.config().vocab_size, random);
+  const auto copy = [](uint32_t block, uint32_t host_block) {
+    v1::BlockCopy copied;
+    copied.set_block(block);
+    copied.set_host_block(host_block);
+    return copied;
+  };
+  Chain chain(model, stages);
+  v1::MicroBatchPlan plan = chain.NextPlan();
+  *plan.add_begins() = BeginOf(1, 11);
+  *plan.add_rows() = RowsOf(1, tokens, 0, 10, false);
+  for (const uint32_t block : {0u, 1u, 2u}) plan.mutable_rows(0)->add_blocks(block);
+  chain.Run(plan);
+  if (gives_way) {
+    plan = chain.NextPlan();
+    *plan.add_saves() = copy(0, 3);
+    *plan.add_saves() = copy(1, 0);
+    *plan.add_saves() = copy(2, 1);
+    *plan.add_begins() = BeginOf(2, 12);
+    *plan.add_rows() = RowsOf(2, others, 0, 12, true);
+    for (const uint32_t block : {2u, 0u, 1u}) plan.mutable_rows(0)->add_blocks(block);
+    chain.Run(plan);
+  }
+  plan = chain.NextPlan();
+  *plan.add_rows() = RowsOf(1, tokens, 10, 1, true);
+  if (gives_way) {
+    *plan.add_restores() = copy(9, 3);
+    *plan.add_restores() = copy(2, 0);
+    *plan.add_restores() = copy(7, 1);
+    *plan.add_begins() = BeginOf(1, 11);
+    plan.mutable_begins(0)->mutable_history()->Add(tokens.begin(), tokens.begin() + 10);
+    for (const uint32_t block : {9u, 2u, 7u}) plan.mutable_rows(0)->add_blocks(block);
+  } else {
+    plan.mutable_rows(0)->set_table_start(3);
+  }
+  return chain.Run(plan).at(0).tokens(0).SerializeAsString();
+}
+
+TEST(Stage, GoesOnFromRestoredBlocksAsIfTheyHadNeverLeft) {
+  const TinyModel model((TinyModelOptions()));
+  for (const int stages : {1, 3}) {
+    EXPECT_EQ(EleventhToken(model, stages, true), EleventhToken(model, stages, false)) << stages;
+  }
+}
+
 TEST(Stage, PassesOnAStepWithoutRows) {
   const TinyModel model((TinyModelOptions()));
   Chain chain(model, 3);

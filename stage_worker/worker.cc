@@ -329,6 +329,8 @@ void Worker::BecomeReadyIfConnected() {
   ready->set_weight_bytes(made_.weight_bytes);
   ready->set_kv_bytes(made_.kv_bytes);
   ready->set_buffer_bytes(made_.buffer_bytes);
+  ready->set_host_kv_bytes(made_.host_kv_bytes);
+  ready->set_host_copy_gigabytes_per_second(made_.host_copy_gigabytes_per_second);
   Send(message);
   spdlog::info("stage {}: ready", limits.stage);
   // Frames may have come between the probe and now.

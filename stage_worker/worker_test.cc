@@ -315,6 +315,8 @@ TEST_F(WorkerTest, LoadsAndSaysThatItIsReady) {
   EXPECT_GT(ready.stage_ready().weight_bytes(), 0u);
   EXPECT_GT(ready.stage_ready().kv_bytes(), 0u);
   EXPECT_GT(ready.stage_ready().buffer_bytes(), 0u);
+  // Four host blocks, 64 on the device.
+  EXPECT_EQ(ready.stage_ready().host_kv_bytes(), ready.stage_ready().kv_bytes() / 16);
 }
 
 TEST_F(WorkerTest, WaitsForTheDeviceBeforeItEnds) {

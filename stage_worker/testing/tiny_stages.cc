@@ -189,6 +189,7 @@ v1::Assignment TinyModel::Assign(int stage, int stages) const {
   a.set_layer_end(layers * (stage + 1) / stages);
   a.set_model_fingerprint(fingerprint());
   a.set_kv_blocks(64);
+  a.set_host_kv_blocks(4);
   a.set_kv_block_tokens(4);
   a.set_kv_type(v1::KV_CACHE_TYPE_F32);
   a.set_max_rows(32);
