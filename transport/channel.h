@@ -10,6 +10,10 @@
 // in any order (the credit of a slot returns when it is released).
 // Wrong: touching slot.memory after Commit, or frame.payload after Release.
 //
+// A long frame may go in parts, so that the receiver takes its start while its end is still being
+// written (CommitPart, PollBegun; frame_parts.h says how). Who never asks for parts sees whole
+// frames.
+//
 // Nothing here blocks. `on_ready` (ChannelContext) runs on the executor's thread when a call that
 // had no result may have one now: a frame, a credit, the connection, or an error. It may be
 // spurious and it may cover several events: call until empty.
@@ -97,6 +101,9 @@ struct OutgoingFrame {
   uint64_t step = 0;
   uint32_t section_bytes = 0;
   uint32_t payload_bytes = 0;
+  // The low 32 bits of the sender's clock in microseconds, for a receiver on the same host; 0: not
+  // said. Passed on as it is.
+  uint32_t sent_us = 0;
 };
 
 struct ReceivedFrame {
@@ -124,6 +131,17 @@ class ChannelSender {
   // InvalidArgument when frame.payload_bytes does not fit the slot. Slots of one lane are
   // committed in the order acquired.
   virtual absl::Status Commit(const SendSlot& slot, const OutgoingFrame& frame) = 0;
+
+  // How long the parts of a frame should be on activation slots; 0: parts are of no use here.
+  virtual uint32_t part_bytes() const { return 0; }
+  // The first `bytes` bytes of the payload are there, the sections among them. The first call
+  // stands for Commit; each later call of the frame says more bytes, the last one
+  // frame.payload_bytes. No other slot of the lane is committed in between. Channels of whole
+  // frames wait for the last.
+  virtual absl::Status CommitPart(const SendSlot& slot, const OutgoingFrame& frame,
+                                  uint32_t bytes) {
+    return bytes < frame.payload_bytes ? absl::OkStatus() : Commit(slot, frame);
+  }
 };
 
 class ChannelReceiver {
@@ -136,6 +154,21 @@ class ChannelReceiver {
   virtual absl::Status status() const = 0;
   // The next frame of the lane in order, or nullopt.
   virtual absl::StatusOr<std::optional<ReceivedFrame>> Poll(Lane lane) = 0;
+
+  // As Poll, but a frame in parts comes as soon as its first part is there, which is checked. The
+  // next frame comes when all of this one was there and checked, and so does its Release.
+  virtual absl::StatusOr<std::optional<ReceivedFrame>> PollBegun(Lane lane) { return Poll(lane); }
+  // How many bytes of such a frame's payload are there, from its start; on_ready runs when there
+  // are more. They may be read, and nothing that was made of them may be used before CheckArrived.
+  virtual absl::StatusOr<uint32_t> Arrived(const ReceivedFrame& frame) {
+    return frame.header.payload_bytes;
+  }
+  // Checks all bytes that Arrived spoke of. DataLoss: they are not what the sender wrote.
+  virtual absl::Status CheckArrived(const ReceivedFrame& frame) {
+    static_cast<void>(frame);
+    return absl::OkStatus();
+  }
+
   virtual absl::Status Release(Lane lane, uint32_t slot) = 0;
 };
 

@@ -119,6 +119,16 @@ class FaultySender final : public ChannelSender {
     }
     return inner_->Commit(slot, frame);
   }
+  uint32_t part_bytes() const override { return inner_ == nullptr ? 0 : inner_->part_bytes(); }
+  absl::Status CommitPart(const SendSlot& slot, const OutgoingFrame& frame,
+                          uint32_t bytes) override {
+    LC_RETURN_IF_ERROR(status());
+    if (faults_.RollClose()) {
+      inner_ = nullptr;
+      return status();
+    }
+    return inner_->CommitPart(slot, frame, bytes);
+  }
 
  private:
   std::unique_ptr<ChannelSender> inner_;  // null once closed
@@ -141,13 +151,18 @@ class FaultyReceiver final : public ChannelReceiver {
   absl::Status status() const override { return inner_->status(); }
 
   absl::StatusOr<std::optional<ReceivedFrame>> Poll(Lane lane) override {
-    LC_RETURN_IF_ERROR(GiveBackDue());
-    if (faults_.RollDelay()) {
-      signal_->Raise();
-      return std::nullopt;
-    }
-    if (!withheld_.empty()) signal_->Raise();
-    return inner_->Poll(lane);
+    LC_ASSIGN_OR_RETURN(const bool delayed, Delayed());
+    return delayed ? std::nullopt : inner_->Poll(lane);
+  }
+  absl::StatusOr<std::optional<ReceivedFrame>> PollBegun(Lane lane) override {
+    LC_ASSIGN_OR_RETURN(const bool delayed, Delayed());
+    return delayed ? std::nullopt : inner_->PollBegun(lane);
+  }
+  absl::StatusOr<uint32_t> Arrived(const ReceivedFrame& frame) override {
+    return inner_->Arrived(frame);
+  }
+  absl::Status CheckArrived(const ReceivedFrame& frame) override {
+    return inner_->CheckArrived(frame);
   }
 
   absl::Status Release(Lane lane, uint32_t slot) override {
@@ -164,6 +179,14 @@ class FaultyReceiver final : public ChannelReceiver {
     uint32_t slot = 0;
     int calls_left = 0;
   };
+
+  // Whether a frame is held back from this call.
+  absl::StatusOr<bool> Delayed() {
+    LC_RETURN_IF_ERROR(GiveBackDue());
+    const bool delayed = faults_.RollDelay();
+    if (delayed || !withheld_.empty()) signal_->Raise();
+    return delayed;
+  }
 
   absl::Status GiveBackDue() {
     for (Withheld& credit : withheld_) {

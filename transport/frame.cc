@@ -25,7 +25,8 @@ constexpr size_t kStepAt = 32;
 constexpr size_t kSectionBytesAt = 40;
 constexpr size_t kPayloadBytesAt = 44;
 constexpr size_t kPayloadCrcAt = 48;
-constexpr size_t kReservedAt = 52;
+constexpr size_t kFirstPartBytesAt = 52;
+constexpr size_t kSentAt = 56;
 constexpr size_t kHeaderCrcAt = 60;
 
 absl::Status Refuse(absl::string_view why) {
@@ -51,6 +52,8 @@ std::array<std::byte, kFrameHeaderBytes> EncodeFrameHeader(const FrameHeader& he
   StoreLittleEndian(at + kSectionBytesAt, header.section_bytes);
   StoreLittleEndian(at + kPayloadBytesAt, header.payload_bytes);
   StoreLittleEndian(at + kPayloadCrcAt, header.payload_crc32c);
+  StoreLittleEndian(at + kFirstPartBytesAt, header.first_part_bytes);
+  StoreLittleEndian(at + kSentAt, header.sent_us);
   StoreLittleEndian(at + kHeaderCrcAt, Crc32c(absl::MakeSpan(bytes).subspan(0, kHeaderCrcAt)));
   return bytes;
 }
@@ -82,10 +85,7 @@ absl::StatusOr<FrameHeader> DecodeFrameHeader(absl::Span<const std::byte> bytes)
   }
   const auto lane = LoadLittleEndian<uint8_t>(at + kLaneAt);
   if (lane >= kLaneCount) return Refuse(absl::StrCat("unknown lane ", lane));
-  if (LoadLittleEndian<uint16_t>(at + kFlagsAt) != 0 ||
-      LoadLittleEndian<uint64_t>(at + kReservedAt) != 0) {
-    return Refuse("a flag or a reserved byte is set");
-  }
+  if (LoadLittleEndian<uint16_t>(at + kFlagsAt) != 0) return Refuse("a flag is set");
   FrameHeader header;
   header.kind = static_cast<FrameKind>(kind);
   header.lane = static_cast<Lane>(lane);
@@ -96,9 +96,17 @@ absl::StatusOr<FrameHeader> DecodeFrameHeader(absl::Span<const std::byte> bytes)
   header.section_bytes = LoadLittleEndian<uint32_t>(at + kSectionBytesAt);
   header.payload_bytes = LoadLittleEndian<uint32_t>(at + kPayloadBytesAt);
   header.payload_crc32c = LoadLittleEndian<uint32_t>(at + kPayloadCrcAt);
+  header.first_part_bytes = LoadLittleEndian<uint32_t>(at + kFirstPartBytesAt);
+  header.sent_us = LoadLittleEndian<uint32_t>(at + kSentAt);
   if (header.section_bytes > header.payload_bytes) {
     return Refuse(absl::StrCat("its sections have ", header.section_bytes,
                                " bytes, its whole payload ", header.payload_bytes));
+  }
+  if (header.first_part_bytes != 0 && (header.first_part_bytes >= header.payload_bytes ||
+                                       header.first_part_bytes < header.section_bytes)) {
+    return Refuse(absl::StrCat("its first part has ", header.first_part_bytes,
+                               " bytes, its sections ", header.section_bytes,
+                               ", its whole payload ", header.payload_bytes));
   }
   return header;
 }

@@ -39,19 +39,25 @@ struct FrameHeader {
   uint64_t step = 0;
   uint32_t section_bytes = 0;  // optional sections at the start of the payload
   uint32_t payload_bytes = 0;  // sections included
-  // Over the payload; of a device slot over the sections alone, which are all that the host sees.
+  // Over the payload; of a device slot over the sections alone, which are all that the host sees;
+  // of a frame in parts over its first part.
   uint32_t payload_crc32c = 0;
+  // Of a frame in parts: what of its payload was there when it was published. 0: all.
+  uint32_t first_part_bytes = 0;
+  uint32_t sent_us = 0;  // OutgoingFrame
 };
 
 inline constexpr size_t kFrameHeaderBytes = 64;
 
 // Layout: magic u32 "LCF1", version u16, header_bytes u16, kind u8, lane u8, flags u16 (0),
 // epoch u32, term u64, sequence u64, step u64, section_bytes u32, payload_bytes u32,
-// payload_crc32c u32, reserved u64 (0), header_crc32c u32 (last; over all bytes before it).
+// payload_crc32c u32, first_part_bytes u32, sent_us u32, header_crc32c u32 (last; over all bytes
+// before it).
 std::array<std::byte, kFrameHeaderBytes> EncodeFrameHeader(const FrameHeader& header);
 
-// DataLoss: short, wrong magic, wrong checksum, unknown kind or lane, section_bytes >
-// payload_bytes. FailedPrecondition: another version (both are in the message).
+// DataLoss: short, wrong magic, wrong checksum, unknown kind or lane, sections longer than the
+// first part or the payload, a first part that is no part of it. FailedPrecondition: another
+// version (both are in the message).
 absl::StatusOr<FrameHeader> DecodeFrameHeader(absl::Span<const std::byte> bytes);
 
 }  // namespace layercake::transport

@@ -10,6 +10,7 @@ SealedFrame SealFrame(FrameHeader header, const kernels::Buffer& checked, FrameT
   SealedFrame sealed;
   sealed.header = EncodeFrameHeader(header);
   sealed.payload = checked;
+  sealed.payload_crc32c = header.payload_crc32c;
   if (tap != nullptr) sealed.verdict = tap->OnFrame(absl::MakeSpan(sealed.header), sealed.payload);
   return sealed;
 }

@@ -16,6 +16,7 @@ namespace layercake::transport {
 struct SealedFrame {
   std::array<std::byte, kFrameHeaderBytes> header{};
   kernels::Buffer payload;  // what was checked, unless a tap shortened it
+  uint32_t payload_crc32c = 0;
   FrameTap::Verdict verdict = FrameTap::Verdict::kSend;
 };
 

@@ -21,7 +21,9 @@ FrameHeader Example() {
           .step = 77,
           .section_bytes = 10,
           .payload_bytes = 1000,
-          .payload_crc32c = 0xdeadbeef};
+          .payload_crc32c = 0xdeadbeef,
+          .first_part_bytes = 0,
+          .sent_us = 0x01020304};
 }
 
 using Bytes = std::array<std::byte, kFrameHeaderBytes>;
@@ -44,6 +46,11 @@ TEST(Frame, SurvivesEncodingAndDecoding) {
   EXPECT_EQ(out->section_bytes, in.section_bytes);
   EXPECT_EQ(out->payload_bytes, in.payload_bytes);
   EXPECT_EQ(out->payload_crc32c, in.payload_crc32c);
+  EXPECT_EQ(out->first_part_bytes, in.first_part_bytes);
+  EXPECT_EQ(out->sent_us, in.sent_us);
+  FrameHeader in_parts = in;
+  in_parts.first_part_bytes = 999;
+  EXPECT_EQ(DecodeFrameHeader(EncodeFrameHeader(in_parts))->first_part_bytes, 999u);
 }
 
 TEST(Frame, KeepsItsLayout) {
@@ -60,6 +67,8 @@ TEST(Frame, KeepsItsLayout) {
   EXPECT_EQ(LoadLittleEndian<uint32_t>(bytes.data() + 40), 10u);
   EXPECT_EQ(LoadLittleEndian<uint32_t>(bytes.data() + 44), 1000u);
   EXPECT_EQ(LoadLittleEndian<uint32_t>(bytes.data() + 48), 0xdeadbeefu);
+  EXPECT_EQ(LoadLittleEndian<uint32_t>(bytes.data() + 52), 0u);
+  EXPECT_EQ(LoadLittleEndian<uint32_t>(bytes.data() + 56), 0x01020304u);
 }
 
 TEST(Frame, RefusesEveryFlippedBitAndEveryShortHeader) {
@@ -86,7 +95,8 @@ TEST(Frame, RefusesWellSummedNonsense) {
     uint8_t value;
   };
   for (const Case& c : {Case{"kind 0", 8, 0}, Case{"kind 5", 8, 5}, Case{"lane 2", 9, 2},
-                        Case{"a flag", 10, 1}, Case{"reserved", 55, 1},
+                        Case{"a flag", 10, 1}, Case{"a first part longer than all", 55, 1},
+                        Case{"a first part within the sections", 52, 9},
                         Case{"header length", 6, 65}, Case{"sections longer than all", 41, 9}}) {
     Bytes bytes = EncodeFrameHeader(Example());
     bytes[c.at] = static_cast<std::byte>(c.value);

@@ -35,6 +35,12 @@ struct alignas(64) PinnedHostMemory::FrameEntry {
   uint32_t slot;
 };
 
+// `waiting` as above.
+struct alignas(64) PinnedHostMemory::SlotProgress {
+  std::atomic<uint64_t> word;  // bytes in the low half, checksum in the high
+  alignas(64) std::atomic<uint32_t> waiting;
+};
+
 namespace {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
@@ -44,11 +50,20 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 size_t CreditBytes(uint32_t slots) { return (slots * sizeof(uint32_t) + 63) / 64 * 64; }
 
+// After the store of what the reader looks at.
+bool TakeWaiting(std::atomic<uint32_t>& waiting) {
+  if (waiting.load(std::memory_order_seq_cst) == 0) return false;
+  return waiting.exchange(0, std::memory_order_seq_cst) != 0;
+}
+
 template <typename Queue>
 bool Publish(Queue& queue, uint64_t count) {
   queue.count.store(count, std::memory_order_seq_cst);
-  if (queue.waiting.load(std::memory_order_seq_cst) == 0) return false;
-  return queue.waiting.exchange(0, std::memory_order_seq_cst) != 0;
+  return TakeWaiting(queue.waiting);
+}
+
+PartProgress UnpackProgress(uint64_t word) {
+  return {.bytes = static_cast<uint32_t>(word), .crc32c = static_cast<uint32_t>(word >> 32)};
 }
 
 // True when an entry after `popped` is there. DataLoss when more are than the queue can hold.
@@ -76,6 +91,7 @@ size_t PinnedHostMemory::ControlBytes(const ChannelGeometry& geometry) {
     const uint32_t slots = LaneSlots(geometry, lane);
     bytes += sizeof(Counters) + slots * sizeof(FrameEntry) + CreditBytes(slots);
   }
+  bytes += LaneSlots(geometry, Lane::kActivation) * sizeof(SlotProgress);
   return bytes;
 }
 
@@ -93,6 +109,7 @@ PinnedHostMemory::PinnedHostMemory(base::UniqueFd memory_fd, const RingLayout& l
     lane_view.credits = reinterpret_cast<uint32_t*>(at);
     at += CreditBytes(lane_view.slots);
   }
+  progress_ = reinterpret_cast<SlotProgress*>(at);
 }
 
 absl::StatusOr<PinnedHostMemory> PinnedHostMemory::Create(
@@ -119,6 +136,9 @@ absl::StatusOr<PinnedHostMemory> PinnedHostMemory::Create(
     new (lane_view.counters) Counters{};
     lane_view.counters->frames.waiting.store(1, std::memory_order_relaxed);
     lane_view.counters->credits.waiting.store(1, std::memory_order_relaxed);
+  }
+  for (uint32_t slot = 0; slot < geometry.activation_slots; ++slot) {
+    new (&ring.progress_[slot]) SlotProgress{};
   }
   return ring;
 }
@@ -169,6 +189,20 @@ absl::StatusOr<std::optional<PinnedHostMemory::Frame>> PinnedHostMemory::PopFram
   std::memcpy(frame.header.data(), entry.header.data(), frame.header.size());
   std::memcpy(&frame.slot, &entry.slot, sizeof(frame.slot));
   return frame;
+}
+
+bool PinnedHostMemory::PushProgress(uint32_t slot, const PartProgress& progress) {
+  SlotProgress& shared = progress_[slot];
+  shared.word.store(uint64_t{progress.crc32c} << 32 | progress.bytes, std::memory_order_seq_cst);
+  return TakeWaiting(shared.waiting);
+}
+
+PartProgress PinnedHostMemory::ReadProgress(uint32_t slot, uint32_t seen_bytes) {
+  SlotProgress& shared = progress_[slot];
+  const PartProgress progress = UnpackProgress(shared.word.load(std::memory_order_seq_cst));
+  if (progress.bytes > seen_bytes) return progress;
+  shared.waiting.store(1, std::memory_order_seq_cst);
+  return UnpackProgress(shared.word.load(std::memory_order_seq_cst));
 }
 
 bool PinnedHostMemory::PushCredit(Lane lane, uint32_t slot) {

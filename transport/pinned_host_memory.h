@@ -1,5 +1,6 @@
 // The shared memory of one pinned_host channel: a sealed memfd with the control words and slots of
-// both lanes, and the two queues per lane that move in it (frames one way, credits the other).
+// both lanes, the two queues per lane that move in it (frames one way, credits the other), and a
+// word per activation slot for frames in parts (frame_parts.h).
 //
 // Each queue has one writer and one reader, in different processes. Every word that the peer writes
 // is copied before it is checked and is checked before it is used.
@@ -15,6 +16,7 @@
 #include "absl/types/span.h"
 #include "base/unique_fd.h"
 #include "transport/frame.h"
+#include "transport/frame_parts.h"
 #include "transport/ring_memory.h"
 
 namespace layercake::transport {
@@ -42,13 +44,18 @@ class PinnedHostMemory {
   [[nodiscard]] bool PushFrame(Lane lane, absl::Span<const std::byte> header, uint32_t slot);
   // nullopt: none, and the doorbell is asked for. DataLoss: the receiver's counter is absurd.
   absl::StatusOr<std::optional<uint32_t>> PopCredit(Lane lane);
+  // The word of an activation slot. Before PushFrame for a frame's first part.
+  [[nodiscard]] bool PushProgress(uint32_t slot, const PartProgress& progress);
 
   // Receiver, likewise.
   absl::StatusOr<std::optional<Frame>> PopFrame(Lane lane);
   [[nodiscard]] bool PushCredit(Lane lane, uint32_t slot);
+  // As it came. When it says no more than `seen_bytes`, the doorbell is asked for.
+  PartProgress ReadProgress(uint32_t slot, uint32_t seen_bytes);
 
  private:
   struct Counters;
+  struct SlotProgress;
   struct FrameEntry;
   // Where a lane's words lie, and how far this end has come in them.
   struct LaneView {
@@ -69,6 +76,7 @@ class PinnedHostMemory {
   RingLayout layout_;
   RingMemory memory_;
   std::array<LaneView, kLaneCount> views_;
+  SlotProgress* progress_ = nullptr;  // (activation slots)
 };
 
 }  // namespace layercake::transport

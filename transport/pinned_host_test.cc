@@ -114,6 +114,22 @@ TEST(PinnedHostMemory, AsksForTheDoorbellOnlyWhenEmpty) {
   EXPECT_TRUE(sender->PushFrame(Lane::kPlan, header, 0));
 }
 
+TEST(PinnedHostMemory, CarriesTheWordOfASlotAndAsksForTheDoorbellWhenItStandsStill) {
+  auto receiver = PinnedHostMemory::Create(kGeometry, {});
+  ASSERT_TRUE(receiver.ok());
+  auto sender = PinnedHostMemory::Open(Duplicate(receiver->fd()), kGeometry, {});
+  ASSERT_TRUE(sender.ok());
+  const PartProgress first = {.bytes = 100, .crc32c = 0xfedcba98};
+  const PartProgress second = {.bytes = 4999, .crc32c = 1};
+  EXPECT_FALSE(sender->PushProgress(1, first));
+  EXPECT_EQ(receiver->ReadProgress(1, 0), first);
+  EXPECT_FALSE(sender->PushProgress(1, second));  // the receiver has not found it standing still
+  EXPECT_EQ(receiver->ReadProgress(1, 100), second);
+  EXPECT_EQ(receiver->ReadProgress(1, 4999), second);
+  EXPECT_EQ(receiver->ReadProgress(0, 0), PartProgress());  // the other slot's own
+  EXPECT_TRUE(sender->PushProgress(1, first));
+}
+
 class PinnedHost : public ::testing::Test {
  protected:
   PinnedHost() : factories_(MakeTestFactories(TestKind::kPinnedHost, clock_)) {}
@@ -175,6 +191,53 @@ TEST_F(PinnedHost, ExplainsASocketFolderThatCannotWork) {
   rig_.receiver_end.Run([&] {
     const auto made = too_long.CreateReceiver(PeerTestOptions(), rig_.receiver_end.context());
     EXPECT_TRUE(absl::IsInvalidArgument(made.status())) << made.status();
+  });
+}
+
+// A part that changed after it was summed is found before the frame counts as whole.
+TEST_F(PinnedHost, FindsHarmInEveryPartOfAFrame) {
+  for (const size_t harmed : {size_t{10}, size_t{2500}, size_t{59999}}) {
+    ChannelRig rig(*factories_->sender, *factories_->receiver, PeerTestOptions(), clock_);
+    ASSERT_TRUE(rig.Connect().ok());
+    rig.sender_end.Run([&] {
+      const SendSlot slot = **rig.sender->Acquire(Lane::kActivation);
+      const OutgoingFrame frame = {
+          .kind = FrameKind::kActivation, .section_bytes = 20, .payload_bytes = 60000};
+      std::memset(slot.memory.address, 5, 60000);
+      ASSERT_TRUE(rig.sender->CommitPart(slot, frame, 2000).ok());
+      ASSERT_TRUE(rig.sender->CommitPart(slot, frame, 60000).ok());
+      slot.memory.address[harmed] ^= std::byte{1};
+    });
+    absl::Status status;
+    ASSERT_TRUE(rig.receiver_end.Await([&] {
+      const auto frame = rig.receiver->PollBegun(Lane::kActivation);
+      status = frame.status();
+      if (!frame.ok() || !frame->has_value()) return !frame.ok();
+      EXPECT_EQ(*rig.receiver->Arrived(**frame), 60000u);
+      status = rig.receiver->CheckArrived(**frame);
+      return true;
+    }));
+    EXPECT_TRUE(absl::IsDataLoss(status)) << harmed << ": " << status;
+    rig.receiver_end.Run([&] { EXPECT_EQ(rig.receiver->status(), status); });
+  }
+}
+
+TEST_F(PinnedHost, SendsNothingElseOnTheLaneUntilAFrameInPartsIsWhole) {
+  ASSERT_TRUE(rig_.Connect().ok());
+  rig_.sender_end.Run([&] {
+    const SendSlot first = **rig_.sender->Acquire(Lane::kActivation);
+    const SendSlot second = **rig_.sender->Acquire(Lane::kActivation);
+    const SendSlot plan = **rig_.sender->Acquire(Lane::kPlan);
+    const OutgoingFrame frame = {
+        .kind = FrameKind::kActivation, .section_bytes = 20, .payload_bytes = 3000};
+    EXPECT_TRUE(absl::IsInvalidArgument(rig_.sender->CommitPart(first, frame, 19)));
+    ASSERT_TRUE(rig_.sender->CommitPart(first, frame, 20).ok());
+    EXPECT_TRUE(absl::IsFailedPrecondition(rig_.sender->Commit(second, frame)));
+    EXPECT_TRUE(absl::IsFailedPrecondition(rig_.sender->CommitPart(second, frame, 100)));
+    EXPECT_TRUE(absl::IsInvalidArgument(rig_.sender->CommitPart(first, frame, 3001)));
+    EXPECT_TRUE(rig_.sender->Commit(plan, {.payload_bytes = 1}).ok());
+    EXPECT_TRUE(rig_.sender->CommitPart(first, frame, 3000).ok());
+    EXPECT_TRUE(rig_.sender->CommitPart(second, frame, 3000).ok());
   });
 }
 

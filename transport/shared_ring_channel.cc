@@ -12,6 +12,7 @@
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "transport/device_slots.h"
+#include "transport/frame_parts.h"
 #include "transport/frame_seal.h"
 #include "transport/offer.h"
 #include "transport/pinned_host_memory.h"
@@ -61,7 +62,9 @@ kernels::Buffer CheckedPart(const SlotMemory& memory, const FrameHeader& header)
   if (memory.on_device()) {
     return {memory.section.address, header.section_bytes, memory.section.space};
   }
-  return {memory.payload.address, header.payload_bytes, memory.payload.space};
+  const size_t bytes =
+      header.first_part_bytes != 0 ? header.first_part_bytes : header.payload_bytes;
+  return {memory.payload.address, bytes, memory.payload.space};
 }
 
 class SharedRingSender final : public ChannelSender {
@@ -96,7 +99,7 @@ class SharedRingSender final : public ChannelSender {
       absl::StatusOr<std::optional<uint32_t>> credit = memory_->PopCredit(lane);
       if (!credit.ok()) return link_.Fail(credit.status());
       if (!credit->has_value()) return std::nullopt;
-      const absl::Status credited = ring_.Credit(lane, **credit);
+      const absl::Status credited = TakeCredit(lane, **credit);
       if (!credited.ok()) return link_.Fail(credited);
       slot = ring_.Acquire(lane);
     }
@@ -106,11 +109,51 @@ class SharedRingSender final : public ChannelSender {
   }
 
   absl::Status Commit(const SendSlot& slot, const OutgoingFrame& frame) override {
+    return Publish(slot, frame, 0);
+  }
+
+  uint32_t part_bytes() const override {
+    return means_.peer_memory == nullptr ? kFramePartBytes : 0;
+  }
+
+  absl::Status CommitPart(const SendSlot& slot, const OutgoingFrame& frame,
+                          uint32_t bytes) override {
     LC_RETURN_IF_ERROR(status());
+    if (slot.lane != Lane::kActivation || part_bytes() == 0) {
+      return ChannelSender::CommitPart(slot, frame, bytes);
+    }
+    if (!departing_) {
+      if (bytes >= frame.payload_bytes) return Publish(slot, frame, 0);
+      if (bytes < std::max(frame.section_bytes, 1u)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("commit a first part of ", bytes, " bytes, the sections have ",
+                         frame.section_bytes, " and are to be in it"));
+      }
+      return Publish(slot, frame, bytes);
+    }
+    if (departing_->slot() != slot.index) return StillDeparting(slot);
+    LC_RETURN_IF_ERROR(departing_->Advance(bytes));
+    if (memory_->PushProgress(slot.index, departing_->progress())) link_.RingPeer();
+    if (departing_->whole()) departing_.reset();
+    return absl::OkStatus();
+  }
+
+ private:
+  // `first_part_bytes`: as the header has it.
+  absl::Status Publish(const SendSlot& slot, const OutgoingFrame& frame,
+                       uint32_t first_part_bytes) {
+    if (slot.lane == Lane::kActivation && departing_) return StillDeparting(slot);
     const SlotMemory memory = SlotMemoryOf(*memory_, device_slots_, slot.lane, slot.index);
     LC_RETURN_IF_ERROR(CheckSections(memory, frame.section_bytes));
-    LC_ASSIGN_OR_RETURN(const FrameHeader header, ring_.Commit(slot.lane, slot.index, frame));
+    LC_ASSIGN_OR_RETURN(FrameHeader header, ring_.Commit(slot.lane, slot.index, frame));
+    header.first_part_bytes = first_part_bytes;
     const SealedFrame sealed = SealFrame(header, CheckedPart(memory, header), tap_);
+    if (first_part_bytes != 0) {
+      departing_.emplace(slot.index, header, memory.payload.address,
+                         PartProgress{.bytes = first_part_bytes, .crc32c = sealed.payload_crc32c});
+      // Nobody can wait for it yet.
+      static_cast<void>(memory_->PushProgress(slot.index, departing_->progress()));
+    }
     const int copies = sealed.verdict == FrameTap::Verdict::kDrop        ? 0
                        : sealed.verdict == FrameTap::Verdict::kSendTwice ? 2
                                                                          : 1;
@@ -120,7 +163,20 @@ class SharedRingSender final : public ChannelSender {
     return absl::OkStatus();
   }
 
- private:
+  absl::Status StillDeparting(const SendSlot& slot) const {
+    return absl::FailedPreconditionError(
+        absl::StrCat("commit slot ", slot.index, " of the activation lane while slot ",
+                     departing_->slot(), " has been sent in part"));
+  }
+
+  absl::Status TakeCredit(Lane lane, uint32_t slot) {
+    if (lane == Lane::kActivation && departing_ && departing_->slot() == slot) {
+      return absl::DataLossError(absl::StrCat("refuse a credit for slot ", slot,
+                                              " of the activation lane: it was sent in part only"));
+    }
+    return ring_.Credit(lane, slot);
+  }
+
   void OnAnswer() {
     absl::StatusOr<std::optional<SocketMessage>> message = ReceiveMessage(greeting_.get());
     if (message.ok() && !message->has_value()) return;
@@ -165,6 +221,7 @@ class SharedRingSender final : public ChannelSender {
   base::UniqueFd greeting_;  // until the answer
   std::optional<PinnedHostMemory> memory_;
   std::optional<DeviceSlots> device_slots_;
+  std::optional<DepartingFrame> departing_;  // sent in part
   SharedRingLink link_;
 };
 
@@ -196,19 +253,89 @@ class SharedRingReceiver final : public ChannelReceiver {
 
   absl::StatusOr<std::optional<ReceivedFrame>> Poll(Lane lane) override {
     LC_RETURN_IF_ERROR(status());
-    absl::StatusOr<std::optional<ReceivedFrame>> received = Take(lane);
+    absl::StatusOr<std::optional<ReceivedFrame>> received = TakeWhole(lane);
     if (!received.ok()) return link_.Fail(received.status());
     return received;
   }
 
+  absl::StatusOr<std::optional<ReceivedFrame>> PollBegun(Lane lane) override {
+    LC_RETURN_IF_ERROR(status());
+    absl::StatusOr<std::optional<ReceivedFrame>> received = TakeBegun(lane);
+    if (!received.ok()) return link_.Fail(received.status());
+    return received;
+  }
+
+  absl::StatusOr<uint32_t> Arrived(const ReceivedFrame& frame) override {
+    LC_RETURN_IF_ERROR(status());
+    if (!IsArriving(frame.header.lane, frame.slot)) return frame.header.payload_bytes;
+    if (const absl::Status looked = LookAtArriving(); !looked.ok()) return link_.Fail(looked);
+    return arriving_->parts.arrived();
+  }
+
+  absl::Status CheckArrived(const ReceivedFrame& frame) override {
+    LC_RETURN_IF_ERROR(status());
+    if (!IsArriving(frame.header.lane, frame.slot)) return absl::OkStatus();
+    if (const absl::Status checked = arriving_->parts.Check(); !checked.ok()) {
+      return link_.Fail(checked);
+    }
+    if (arriving_->parts.whole()) arriving_.reset();
+    return absl::OkStatus();
+  }
+
   absl::Status Release(Lane lane, uint32_t slot) override {
     LC_RETURN_IF_ERROR(status());
+    if (IsArriving(lane, slot)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("release slot ", slot, " of the activation lane, whose frame is arriving"));
+    }
     LC_RETURN_IF_ERROR(ring_.Release(lane, slot));
     if (memory_.PushCredit(lane, slot)) link_.RingPeer();
     return absl::OkStatus();
   }
 
  private:
+  // The frame in parts that was taken last, until all of it is there and checked.
+  struct Arriving {
+    ReceivedFrame frame;
+    ArrivingFrame parts;
+    bool given = false;  // by PollBegun
+  };
+
+  bool IsArriving(Lane lane, uint32_t slot) const {
+    return lane == Lane::kActivation && arriving_.has_value() && arriving_->frame.slot == slot;
+  }
+  absl::Status LookAtArriving() {
+    return arriving_->parts.Advance(
+        memory_.ReadProgress(arriving_->frame.slot, arriving_->parts.arrived()));
+  }
+
+  absl::StatusOr<std::optional<ReceivedFrame>> TakeBegun(Lane lane) {
+    if (lane != Lane::kActivation || !arriving_.has_value()) {
+      LC_ASSIGN_OR_RETURN(const std::optional<ReceivedFrame> frame, Take(lane));
+      if (!frame.has_value() || frame->header.first_part_bytes == 0) return frame;
+      arriving_.emplace(
+          Arriving{.frame = *frame, .parts = ArrivingFrame(frame->header, frame->payload.address)});
+    }
+    if (std::exchange(arriving_->given, true)) return std::nullopt;
+    return arriving_->frame;
+  }
+
+  absl::StatusOr<std::optional<ReceivedFrame>> TakeWhole(Lane lane) {
+    if (lane != Lane::kActivation || !arriving_.has_value()) {
+      LC_ASSIGN_OR_RETURN(std::optional<ReceivedFrame> frame, TakeBegun(lane));
+      if (!frame.has_value() || !arriving_.has_value()) return frame;
+      arriving_->given = false;
+    }
+    if (arriving_->given) return std::nullopt;
+    LC_RETURN_IF_ERROR(LookAtArriving());
+    LC_RETURN_IF_ERROR(arriving_->parts.Check());
+    if (!arriving_->parts.whole()) return std::nullopt;
+    const ReceivedFrame frame = arriving_->frame;
+    arriving_.reset();
+    return frame;
+  }
+
+  // The next entry of the lane; of a frame in parts, its first part is checked.
   absl::StatusOr<std::optional<ReceivedFrame>> Take(Lane lane) {
     LC_ASSIGN_OR_RETURN(const std::optional<PinnedHostMemory::Frame> frame, memory_.PopFrame(lane));
     if (!frame) return std::nullopt;
@@ -219,6 +346,10 @@ class SharedRingReceiver final : public ChannelReceiver {
       return absl::DataLossError(absl::StrCat("refuse a frame with sections of ",
                                               header.section_bytes, " bytes, a slot has room for ",
                                               memory.section.bytes));
+    }
+    if (header.first_part_bytes != 0 && (lane != Lane::kActivation || memory.on_device())) {
+      return absl::DataLossError(absl::StrCat("refuse a frame in parts on the ", LaneName(lane),
+                                              " lane of a ", link_.kind_name(), " channel"));
     }
     LC_RETURN_IF_ERROR(CheckPayload(header, CheckedPart(memory, header)));
     memory.payload.bytes = header.payload_bytes;
@@ -314,6 +445,7 @@ class SharedRingReceiver final : public ChannelReceiver {
   const Offer offer_;
   std::deque<base::UniqueFd> pending_;  // connections that have not proved the secret
   bool connected_ = false;
+  std::optional<Arriving> arriving_;
   SharedRingLink link_;
 };
 

@@ -64,6 +64,7 @@ absl::StatusOr<FrameHeader> SenderRing::Commit(Lane lane, uint32_t slot,
   header.step = frame.step;
   header.section_bytes = frame.section_bytes;
   header.payload_bytes = frame.payload_bytes;
+  header.sent_us = frame.sent_us;
   return header;
 }
 
