@@ -51,6 +51,9 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
                "Type of the KV cache; bf16 and q8_0 (half of f16) on cpu only (default f16)");
   table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
                 "Blocks of the KV cache (default: what fits a GPU, on cpu four full contexts)");
+  table.Bytes("--kv-host-memory", &options->kv_host_memory_bytes,
+              "Host memory of each stage, as in 4G, that sequences out of KV blocks are copied to "
+              "where that is faster than computing them again (default 0: computed again)");
   table.Integer("--max-sequences", &options->max_sequences, 1, 65536, "Sequences running at once");
   table.Integer("--max-rows", &options->max_rows, 0, 65536,
                 "Rows of one micro-batch (default: 256, on GPUs 2048)");
@@ -59,6 +62,9 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   table.Integer(
       "--max-in-flight", &options->max_in_flight, 0, 65536,
       "Micro-batches in flight, at most (default: stages + 1, on cpu no more than cores)");
+  table.Switch("--run-ahead", &options->run_ahead,
+               "Plan a stream's next step before its token has come back, where all workers can "
+               "(default on)");
   table.Duration("--worker-wait", &options->worker_wait, "For all workers to dial in");
   table.Duration("--load-silence", &options->load_silence,
                  "A loading stage that makes no progress for so long has failed");

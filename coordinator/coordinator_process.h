@@ -28,9 +28,14 @@ struct CoordinatorProcessOptions {
   int max_rows = 0;
   int prefill_rows = 0;   // prompt rows of one micro-batch; 0: as many as rows
   int max_in_flight = 0;  // micro-batches, at most; 0: one more than stages
+  // Plan a stream's next row before its token is here, where every worker can (scheduler.h).
+  bool run_ahead = true;
   // 0: what fits beside the weights where stage_memory_bytes says how much there is, else enough
   // for four full contexts and at least max_sequences blocks.
   int kv_blocks = 0;
+  // Host memory of each stage for the KV blocks of sequences that give way; 0: they are computed
+  // again.
+  uint64_t kv_host_memory_bytes = 0;
   // Of each stage, bytes of its device that it may use; 0 or missing: unknown.
   std::vector<uint64_t> stage_memory_bytes;
   int max_output_tokens = 0;  // the operator's ceiling for one request; 0: none

@@ -1,6 +1,7 @@
 #include "coordinator/engine_impl.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -18,6 +19,12 @@ uint64_t ChoiceSeed(uint64_t seed, int index) {
   if (index == 0) return seed;
   base::SeededRandom random(seed ^ (static_cast<uint64_t>(index) * 0x9E3779B97F4A7C15u));
   return random.Next();
+}
+
+// Tokens, prompt included, at which a sequence ends in any case.
+int LastToken(const PreparedRequest& request) {
+  const int64_t last = static_cast<int64_t>(request.prompt.size()) + request.max_tokens;
+  return static_cast<int>(std::min<int64_t>(last, std::numeric_limits<int>::max()));
 }
 
 // Who shares fairly with others: the peer without its port, as each connection has another one.
@@ -45,6 +52,7 @@ EngineImpl::EngineImpl(EngineOptions options, const model::Tokenizer& tokenizer,
           Chain::Events{
               .on_serving =
                   [this] {
+                    scheduler_.AllowRunAhead(chain_.all_offer(v1::CAPABILITY_AUTO_CONTINUE));
                     events_.on_ready(true);
                     Pump();
                   },
@@ -183,7 +191,8 @@ void EngineImpl::DoSubmit(PreparedRequest request, std::shared_ptr<RequestSink> 
                                                .prompt = prepared.prompt,
                                                .client = FairnessKey(prepared.client),
                                                .priority = prepared.priority,
-                                               .root = root},
+                                               .root = root,
+                                               .last_token = LastToken(prepared)},
                                               clock_.Now());
     if (!added.ok()) {
       for (const auto& choice : state->choices) {
@@ -301,8 +310,13 @@ void EngineImpl::AddRows(const ScheduledRows& rows, v1::MicroBatchPlan& plan) {
   v1::RowDescriptor& row = *plan.add_rows();
   row.set_sequence(id);
   row.set_kv_position(static_cast<uint32_t>(rows.first));
-  const auto first = owner.choice->tokens.begin() + rows.first;
-  row.mutable_tokens()->Add(first, first + rows.count);
+  if (rows.token_of_step != StepId{}) {
+    row.add_tokens(0);
+    row.set_token_of_step(static_cast<uint64_t>(rows.token_of_step) + chain_step_offset_);
+  } else {
+    const auto first = owner.choice->tokens.begin() + rows.first;
+    row.mutable_tokens()->Add(first, first + rows.count);
+  }
   row.set_known_tokens(static_cast<uint32_t>(rows.count));
   if (rows.samples) {
     const int last = rows.count - 1;

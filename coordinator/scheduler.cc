@@ -47,6 +47,7 @@ absl::Status Scheduler::Add(NewSequence added, base::Instant now) {
   sequence->priority = added.priority;
   sequence->shares = options_.prefix_cache && added.root.has_value();
   sequence->root = added.root.value_or(PrefixId::kEmpty);
+  sequence->last_token = added.last_token;
   queue_.Push(added.id, sequence->client, sequence->priority, now + options_.queue_timeout);
   const bool inserted = sequences_.emplace(added.id, std::move(sequence)).second;
   LC_CHECK(inserted, "sequence ", static_cast<uint64_t>(added.id), " added twice");
@@ -55,30 +56,32 @@ absl::Status Scheduler::Add(NewSequence added, base::Instant now) {
 
 void Scheduler::TokenAdded(SequenceId id, int32_t token) {
   Sequence* const sequence = Find(id);
-  if (sequence == nullptr || sequence->finished) return;
+  if (sequence == nullptr) return;
   sequence->tokens.push_back(token);
+  // An entry to run ahead was for this token.
+  sequence->ready_ticket = 0;
   UpdateCounts(*sequence);
   MakeReady(*sequence);
 }
 
 void Scheduler::Finish(SequenceId id) {
   Sequence* const sequence = Find(id);
-  if (sequence == nullptr || sequence->finished) return;
+  if (sequence == nullptr) return;
   if (options_.fault == SchedulerFault::kDropCancel && sequence->in_flight > 0) {
     SetPaused(id, true);
     return;
   }
-  sequence->finished = true;
-  UpdateCounts(*sequence);
   ReleaseFollowers(*sequence, 0);
-  if (sequence->in_flight == 0) Retire(*sequence);
+  Retire(*sequence);
 }
 
 void Scheduler::Distrust(SequenceId id) {
   Sequence* const sequence = Find(id);
   if (sequence == nullptr) return;
-  sequence->shares = false;
+  // Also what it published and gave up since.
+  for (const BlockPool::Hit& hit : Match(*sequence)) pool_.Unpublish(hit.block);
   for (const BlockId block : sequence->blocks) pool_.Unpublish(block);
+  sequence->shares = false;
 }
 
 void Scheduler::SetPaused(SequenceId id, bool paused) {
@@ -108,10 +111,10 @@ void Scheduler::StepDone(StepId step, base::Instant now) {
                                  : std::function<double(const StepShape&)>());
   }
   for (const RowsInFlight& rows : done.rows) {
-    Sequence& sequence = *Find(rows.sequence);
-    sequence.in_flight -= 1;
-    Confirm(sequence, rows.end);
-    if (sequence.finished && sequence.in_flight == 0) Retire(sequence);
+    Sequence* const sequence = Find(rows.sequence);
+    if (sequence == nullptr) continue;  // ended meanwhile
+    sequence->in_flight -= 1;
+    if (rows.life == sequence->life) Confirm(*sequence, rows.end);
   }
 }
 
@@ -164,6 +167,8 @@ void Scheduler::Admit() {
 
 bool Scheduler::TryAdmit(Sequence& sequence) {
   if (!sequence.known_to_chain && known_to_chain_ >= options_.max_sequences) return false;
+  // One that gave way: the tokens that its rows in flight sample are known first.
+  if (sequence.in_flight > 0) return false;
   const std::vector<BlockPool::Hit> hits = Match(sequence);
   const auto hit_count = static_cast<int>(hits.size());
   if (FollowAnother(sequence, hit_count)) return true;
@@ -227,7 +232,7 @@ bool Scheduler::FollowAnother(Sequence& sequence, int hits) {
   const size_t looked_at = std::min(leaders_.size(), kMostLeaders);
   for (Sequence* const leader :
        absl::MakeConstSpan(leaders_).subspan(leaders_.size() - looked_at)) {
-    if (!leader->shares || leader->paused || leader->finished || leader->root != sequence.root) {
+    if (!leader->shares || leader->paused || leader->root != sequence.root) {
       continue;
     }
     const auto [end, unused] = std::mismatch(leader->tokens.begin(), leader->tokens.end(),
@@ -264,27 +269,39 @@ void Scheduler::ReleaseFollowers(Sequence& leader, int confirmed) {
 // ---- counts that follow from a sequence's state
 
 void Scheduler::UpdateCounts(Sequence& sequence) {
-  const bool live = sequence.running() && !sequence.finished;
-  const bool counts = live && !sequence.paused && sequence.state == Sequence::State::kDecoding;
+  const bool counts = !sequence.paused && sequence.state == Sequence::State::kDecoding;
   const int tokens = counts ? sequence.known() : 0;
   decoding_ += static_cast<int>(counts) - static_cast<int>(sequence.counted);
   decoding_tokens_ += tokens - sequence.counted_tokens;
   sequence.counted = counts;
   sequence.counted_tokens = tokens;
   const int promised =
-      live ? std::max(0, BlocksFor(sequence.known()) - static_cast<int>(sequence.blocks.size()))
-           : 0;
+      sequence.running()
+          ? std::max(0, BlocksFor(sequence.known()) - static_cast<int>(sequence.blocks.size()))
+          : 0;
   promised_ += promised - sequence.promised;
   sequence.promised = promised;
 }
 
 void Scheduler::MakeReady(Sequence& sequence) {
-  if (sequence.state != Sequence::State::kDecoding || sequence.finished || sequence.paused ||
-      sequence.pending() != 1 || sequence.ready_ticket != 0) {
+  if (sequence.state != Sequence::State::kDecoding || sequence.paused ||
+      sequence.ready_ticket != 0) {
     return;
   }
+  if (sequence.pending() == 0) MakeReadyAhead(sequence);
+  if (sequence.pending() != 1) return;
   sequence.ready_ticket = next_ticket_++;
   ready_.emplace_back(sequence.id, sequence.ready_ticket);
+}
+
+void Scheduler::MakeReadyAhead(Sequence& sequence) {
+  if (!run_ahead_ || sequence.in_flight == 0 || sequence.known() + 1 >= sequence.last_token) return;
+  sequence.ready_ticket = next_ticket_++;
+  // Nearly always the last one.
+  auto place = ready_ahead_.end();
+  while (place != ready_ahead_.begin() && std::prev(place)->step > sequence.planned) --place;
+  ready_ahead_.insert(
+      place, {.step = sequence.planned, .sequence = sequence.id, .ticket = sequence.ready_ticket});
 }
 
 void Scheduler::LeavePrompts(Sequence& sequence) {
@@ -293,7 +310,8 @@ void Scheduler::LeavePrompts(Sequence& sequence) {
 }
 
 void Scheduler::Confirm(Sequence& sequence, int end) {
-  sequence.confirmed = std::max(sequence.confirmed, end);
+  // What a row that ran ahead was given is known by now, unless a worker did not do as asked.
+  sequence.confirmed = std::max(sequence.confirmed, std::min(end, sequence.known()));
   if (sequence.shares) {
     const auto block_tokens = static_cast<size_t>(options_.block_tokens);
     while ((sequence.published + 1) * options_.block_tokens <= sequence.confirmed) {
@@ -328,6 +346,7 @@ void Scheduler::Preempt(Sequence& sequence) {
   ReleaseBlocks(sequence);
   sequence.state = Sequence::State::kResuming;
   sequence.computed = sequence.confirmed = 0;
+  ++sequence.life;
   sequence.begun = false;
   sequence.ready_ticket = 0;
   running_.erase(RankOf(sequence));

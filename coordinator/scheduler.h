@@ -14,12 +14,24 @@
 //     alone (by the measured times of the slowest stage). Half of that belongs to the prompt that
 //     was admitted first, half to the one with the least left: none waits for ever, a short one
 //     not long
+//   - running ahead (allow_run_ahead): while a sequence's token is on its way back, its next decode
+//     row may be planned already; a stage takes the token from the one that sampled it, and the
+//     coordinator's way is off the path. At most one row of a sequence, none beyond its last token.
+//     Only where it keeps nothing else waiting, as steps run in order: in one micro-batch more than
+//     are wanted, for the rows of the oldest one in flight, which the token will reach in time; or
+//     in a micro-batch that would be empty
 //   - admission in fair order (fair_queue.h), when a sequence's blocks and one more are free
 //   - full blocks that were computed are kept for prompts that begin alike; a prompt that begins
 //     like one that is being computed waits for it instead of doing the same work
 //   - out of blocks: the last in order (batch before interactive, then the youngest) gives up its
 //     blocks and is computed again later; the first always can go on, because one context fits the
 //     pool (checked where the options are made)
+//   - what a sequence gives up (it ended, or gave way) is free at once, although rows of it may
+//     still be in flight. Every stage runs the steps in planned order, one after the other on one
+//     device, and a step's block tables are those of its plan. So a row that reads or writes an old
+//     owner's block has done so before any row of a later plan touches it; only the step that is
+//     being formed may not take blocks from its own rows. A full block is published when the step
+//     that filled it has come back, and only by a sequence that owns it still
 #pragma once
 
 #include <cstdint>
@@ -68,10 +80,16 @@ struct SchedulerOptions {
   int max_history_tokens = 4096;
   double max_stretch = 2.0;  // see above
   bool prefix_cache = true;
+  bool run_ahead = false;  // one micro-batch more may be planned than max_in_flight
   // False: prompts in order of arrival and as many rows as fit, the way that is compared with.
   bool throttle = true;
   SchedulerFault fault = SchedulerFault::kNone;
 };
+
+// Micro-batches that may be planned and not have come back.
+inline int MaxPlanned(const SchedulerOptions& options) {
+  return options.max_in_flight + (options.run_ahead ? 1 : 0);
+}
 
 struct NewSequence {
   SequenceId id{};
@@ -81,6 +99,8 @@ struct NewSequence {
   // kEmpty: shares blocks with everybody. A root from NewRoot: with others of that root only.
   // nullopt: with nobody.
   std::optional<PrefixId> root = PrefixId::kEmpty;
+  // Tokens, prompt included, at which it ends in any case; 0: unknown, no row of it runs ahead.
+  int last_token = 0;
 };
 
 // Consecutive tokens of one sequence in a micro-batch.
@@ -90,7 +110,9 @@ struct ScheduledRows {
   int count = 0;
   bool samples = false;  // the last row's logits give the next token
   bool begins = false;   // the chain has to be told what the sequence is
-  int table_start = 0;   // `new_blocks` stand at this index of the block table
+  // Not 0: a row that runs ahead. Its token is what this step samples for the sequence.
+  StepId token_of_step{};
+  int table_start = 0;  // `new_blocks` stand at this index of the block table
   std::vector<BlockId> new_blocks;
 };
 
@@ -112,8 +134,8 @@ class Scheduler {
   PrefixId NewRoot() { return pool_.NewRoot(); }
   // The sampled token of a finished step was kept: one more known token.
   void TokenAdded(SequenceId id, int32_t token);
-  // The sequence ends (done, cancelled, failed). Its blocks are free once none of its rows is in
-  // flight. Unknown ids are ignored.
+  // The sequence ends (done, cancelled, failed). Its blocks are free at once; the next step tells
+  // the chain. Unknown ids are ignored.
   void Finish(SequenceId id);
   // What was computed for this sequence is in doubt (a NaN): nobody may share it.
   void Distrust(SequenceId id);
@@ -127,6 +149,8 @@ class Scheduler {
   std::optional<ScheduledStep> NextStep();
   // The result of the oldest step in flight is here. CHECKs the order.
   void StepDone(StepId step, base::Instant now);
+  // Whether rows may run ahead, where the options let them: the chain says so when it is known.
+  void AllowRunAhead(bool allowed) { run_ahead_ = options_.run_ahead && allowed; }
   // What a stage measured. Steps that are long past are ignored.
   void StepTime(int stage, StepId step, double seconds);
 
@@ -147,13 +171,20 @@ class Scheduler {
   using Rank = std::pair<Priority, SequenceId>;
   struct RowsInFlight {
     SequenceId sequence{};
-    int end = 0;  // position after the last row
+    int life = 0;  // of the sequence: what was computed before it gave way is not its own any more
+    int end = 0;   // position after the last row
   };
   struct StepInFlight {
     StepId step{};
     StepShape shape;
     int prompt_rows = 0;
     std::vector<RowsInFlight> rows;
+  };
+  // A sequence whose next row may run ahead.
+  struct ReadyAhead {
+    StepId step{};  // that samples its token
+    SequenceId sequence{};
+    uint64_t ticket = 0;
   };
   struct Chunk {
     Sequence* sequence = nullptr;
@@ -172,6 +203,7 @@ class Scheduler {
   void ReleaseFollowers(Sequence& leader, int confirmed);
   void UpdateCounts(Sequence& sequence);
   void MakeReady(Sequence& sequence);
+  void MakeReadyAhead(Sequence& sequence);
   void LeavePrompts(Sequence& sequence);
   void Confirm(Sequence& sequence, int end);
   void Preempt(Sequence& sequence);
@@ -180,8 +212,13 @@ class Scheduler {
   void Retire(Sequence& sequence);
 
   // scheduler_steps.cc: one micro-batch.
-  void ScheduleDecodes(ScheduledStep& step);
+  // Returns what is left of this turn's share.
+  int ScheduleDecodes(ScheduledStep& step);
   int DecodeShare() const;
+  // Rows whose token is sampled by `until` or an earlier step, at most `share`.
+  void ScheduleAhead(StepId until, int share, ScheduledStep& step);
+  Sequence* FirstAhead();
+  bool OldestRunsAhead();
   void SchedulePrompts(ScheduledStep& step);
   std::vector<Chunk> ChooseChunks(const StepShape& decodes, int rows_left);
   // Seconds that a micro-batch with these decodes may take; Infinite before anything was measured.
@@ -209,6 +246,8 @@ class Scheduler {
   std::vector<Sequence*> prompts_;  // running, with a prompt to compute; as admitted
   std::vector<Sequence*> leaders_;  // running, with a prompt that is not confirmed; as admitted
   std::deque<std::pair<SequenceId, uint64_t>> ready_;  // to decode; with their tickets
+  std::deque<ReadyAhead> ready_ahead_;                 // in order of their steps
+  bool run_ahead_ = false;
   int following_ = 0;
   int decoding_ = 0;             // running, not paused, prompt computed
   int64_t decoding_tokens_ = 0;  // their known tokens

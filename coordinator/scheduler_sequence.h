@@ -23,12 +23,14 @@ struct Scheduler::Sequence {
   Priority priority = Priority::kInteractive;
   bool shares = false;  // looks for blocks and publishes its own
   PrefixId root{};
+  int last_token = 0;  // as in NewSequence
 
   State state = State::kQueued;
   int computed = 0;   // in finished steps, or in flight
   int confirmed = 0;  // in finished steps
   int in_flight = 0;  // steps
-  bool finished = false;
+  int life = 0;       // how often it gave way
+  StepId planned{};   // the latest step with rows of it
   bool paused = false;
   bool begun = false;           // the chain knows it, with its present sampling state
   bool known_to_chain = false;  // counted in known_to_chain_
@@ -36,7 +38,7 @@ struct Scheduler::Sequence {
   bool counted = false;         // in decoding_ and decoding_tokens_
   int counted_tokens = 0;
   int promised = 0;           // in promised_
-  uint64_t ready_ticket = 0;  // of its entry in ready_; 0: none
+  uint64_t ready_ticket = 0;  // of its entry in ready_ or ready_ahead_; 0: none
   int first_cached_tokens = -1;
 
   std::vector<BlockId> blocks;
@@ -49,6 +51,7 @@ struct Scheduler::Sequence {
   SequenceId leader{};                                // while kFollowing
 
   int known() const { return static_cast<int>(tokens.size()); }
+  // To compute; -1 when the row after the known tokens is in flight.
   int pending() const { return known() - computed; }
   bool running() const { return state == State::kPrompt || state == State::kDecoding; }
 };

@@ -22,14 +22,20 @@ constexpr int kUnmeasuredChunks = 4;
 }  // namespace
 
 std::optional<ScheduledStep> Scheduler::NextStep() {
-  if (in_flight() >= flight_.wanted()) return std::nullopt;
+  const bool one_more = in_flight() >= flight_.wanted();
+  if (in_flight() > flight_.wanted() || (one_more && !OldestRunsAhead())) return std::nullopt;
   Admit();
   ScheduledStep step;
   step.step = static_cast<StepId>(next_step_);
   history_tokens_ = 0;
-  ScheduleDecodes(step);
+  const int share = ScheduleDecodes(step);
+  if (one_more) ScheduleAhead(in_flight_.front().step, share, step);
   const auto decode_rows = static_cast<int>(step.shape.rows);
   SchedulePrompts(step);
+  // Nothing else to do: those that come back first.
+  if (step.rows.empty() && FirstAhead() != nullptr) {
+    ScheduleAhead(ready_ahead_.front().step, share, step);
+  }
   const int prompt_rows = static_cast<int>(step.shape.rows) - decode_rows;
   if (step.rows.empty() && pending_ends_.empty()) return std::nullopt;
   if (!step.rows.empty()) turn_ = (turn_ + 1) % flight_.wanted();
@@ -38,7 +44,9 @@ std::optional<ScheduledStep> Scheduler::NextStep() {
       .step = step.step, .shape = step.shape, .prompt_rows = prompt_rows, .rows = {}};
   prompt_rows_in_flight_ += prompt_rows;
   for (const ScheduledRows& rows : step.rows) {
-    record.rows.push_back({.sequence = rows.sequence, .end = rows.first + rows.count});
+    record.rows.push_back({.sequence = rows.sequence,
+                           .life = Find(rows.sequence)->life,
+                           .end = rows.first + rows.count});
   }
   recent_shapes_[next_step_ % recent_shapes_.size()] = {step.step, step.shape};
   in_flight_.push_back(std::move(record));
@@ -56,7 +64,7 @@ int Scheduler::DecodeShare() const {
   return static_cast<int>((turn_ + 1) * all / turns - turn_ * all / turns);
 }
 
-void Scheduler::ScheduleDecodes(ScheduledStep& step) {
+int Scheduler::ScheduleDecodes(ScheduledStep& step) {
   int share = options_.throttle ? DecodeShare() : options_.max_rows;
   // A turn without a share is for those that have one.
   for (int i = 1; share == 0 && decoding_ > 0 && i < flight_.wanted(); ++i) {
@@ -72,15 +80,42 @@ void Scheduler::ScheduleDecodes(ScheduledStep& step) {
     ready_.pop_front();
     Sequence* const sequence = Find(entry.first);
     if (sequence == nullptr || sequence->ready_ticket != entry.second) continue;
-    if (!AppendRows(*sequence, 1, step)) {
-      without_blocks.push_back(entry);
+    sequence->ready_ticket = 0;
+    if (AppendRows(*sequence, 1, step)) {
+      --share;
       continue;
     }
-    sequence->ready_ticket = 0;
-    --share;
+    sequence->ready_ticket = entry.second;
+    without_blocks.push_back(entry);
   }
   // First in line when those in flight have come back.
   ready_.insert(ready_.begin(), without_blocks.begin(), without_blocks.end());
+  return share;
+}
+
+// The one whose token comes first, or null. Forgets entries that do not hold any more.
+Scheduler::Sequence* Scheduler::FirstAhead() {
+  while (!ready_ahead_.empty()) {
+    const ReadyAhead& first = ready_ahead_.front();
+    Sequence* const sequence = Find(first.sequence);
+    if (sequence != nullptr && sequence->ready_ticket == first.ticket) return sequence;
+    ready_ahead_.pop_front();
+  }
+  return nullptr;
+}
+
+bool Scheduler::OldestRunsAhead() {
+  return FirstAhead() != nullptr && ready_ahead_.front().step == in_flight_.front().step;
+}
+
+void Scheduler::ScheduleAhead(StepId until, int share, ScheduledStep& step) {
+  while (share > 0) {
+    Sequence* const sequence = FirstAhead();
+    if (sequence == nullptr || ready_ahead_.front().step > until) return;
+    ready_ahead_.pop_front();
+    sequence->ready_ticket = 0;  // without blocks it waits for its token
+    if (AppendRows(*sequence, 1, step)) --share;
+  }
 }
 
 void Scheduler::SchedulePrompts(ScheduledStep& step) {
@@ -94,6 +129,7 @@ void Scheduler::SchedulePrompts(ScheduledStep& step) {
     chunk.sequence->state = Sequence::State::kDecoding;
     LeavePrompts(*chunk.sequence);
     UpdateCounts(*chunk.sequence);
+    MakeReady(*chunk.sequence);
   }
 }
 
@@ -101,7 +137,7 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
   std::vector<Chunk> chunks;
   int64_t pending = 0;
   for (Sequence* const sequence : prompts_) {
-    if (sequence->paused || sequence->finished || sequence->pending() <= 0) continue;
+    if (sequence->paused || sequence->pending() <= 0) continue;
     chunks.push_back({.sequence = sequence, .rows = 0});
     pending += sequence->pending();
   }
@@ -216,7 +252,8 @@ bool Scheduler::AppendRows(Sequence& sequence, int count, ScheduledStep& step) {
   rows.sequence = sequence.id;
   rows.first = sequence.computed;
   rows.count = count;
-  rows.samples = end == sequence.known();
+  rows.samples = end >= sequence.known();
+  if (end > sequence.known()) rows.token_of_step = sequence.planned;
   rows.begins = begins;
   // A sequence that begins brings all its blocks, the shared ones too.
   rows.table_start = begins ? 0 : static_cast<int>(sequence.blocks.size());
@@ -231,9 +268,11 @@ bool Scheduler::AppendRows(Sequence& sequence, int count, ScheduledStep& step) {
   step.shape.Add(ShapeOf(sequence.computed, count, rows.samples));
   sequence.computed = end;
   sequence.in_flight += 1;
+  sequence.planned = step.step;
   sequence.begun = true;
   sequence.sent = true;
   UpdateCounts(sequence);
+  MakeReady(sequence);
   if (sequence.state == Sequence::State::kDecoding) Charge(sequence, count);
   step.rows.push_back(std::move(rows));
   return true;
@@ -255,16 +294,18 @@ BlockId Scheduler::AllocateBlock(Sequence& sequence) {
 
 bool Scheduler::MakeRoom(const Sequence& for_sequence, int blocks) {
   // The last in rank first, and never one before the one in need: so the first always goes on.
+  const auto forming = static_cast<StepId>(next_step_);
   while (pool_.free_count() < blocks) {
     Sequence* victim = nullptr;
     for (auto rank = running_.rbegin(); rank != running_.rend(); ++rank) {
       if (*rank <= RankOf(for_sequence)) break;
       Sequence* const candidate = Find(rank->second);
-      if (candidate->in_flight > 0 || candidate->finished || candidate->blocks.empty()) continue;
+      // Rows of one step have no order among them.
+      if (candidate->planned == forming || candidate->blocks.empty()) continue;
       victim = candidate;
       break;
     }
-    if (victim == nullptr) return false;  // those in flight come back; then it is tried again
+    if (victim == nullptr) return false;  // it is tried again in the next step
     Preempt(*victim);
   }
   return true;

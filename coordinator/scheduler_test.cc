@@ -1,5 +1,6 @@
 #include "coordinator/scheduler.h"
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <set>
@@ -232,13 +233,180 @@ TEST(Scheduler, TellsTheChainOfAnEndAtOnceEvenWithNothingElseToDo) {
   ASSERT_TRUE(Add(scheduler, 1, 2).ok());
   const auto step = scheduler.NextStep();
   scheduler.Finish(Id(1));
-  EXPECT_EQ(scheduler.blocks().free_count(), 15) << "a row is in flight: the block stays";
-  scheduler.StepDone(step->step, At(0));
-  EXPECT_EQ(scheduler.blocks().free_count(), 16);
   const auto end = scheduler.NextStep();
   ASSERT_TRUE(end);
   EXPECT_THAT(end->rows, SizeIs(0));
   EXPECT_THAT(end->ends, testing::ElementsAre(Id(1)));
+  scheduler.StepDone(step->step, At(0));
+  scheduler.StepDone(end->step, At(0));
+  EXPECT_FALSE(scheduler.NextStep());
+}
+
+TEST(Scheduler, TheNextStepTakesTheBlocksOfOneThatEndedWithChunksInFlight) {
+  SchedulerOptions options = SmallOptions();
+  options.stages = options.max_in_flight = 4;
+  options.prefill_rows = 8;
+  Scheduler scheduler(options);
+  ASSERT_TRUE(Add(scheduler, 1, 60).ok());  // 15 of 16 blocks
+  std::set<BlockId> old;
+  for (int i = 0; i < 3; ++i) {
+    const auto step = scheduler.NextStep();
+    ASSERT_TRUE(step);
+    for (const BlockId block : step->rows[0].new_blocks) old.insert(block);
+  }
+  ASSERT_TRUE(Add(scheduler, 2, 50).ok());
+  scheduler.Finish(Id(1));
+  EXPECT_EQ(scheduler.blocks().free_count(), 16) << "three chunks are in flight";
+  const auto next = scheduler.NextStep();
+  ASSERT_TRUE(next);
+  EXPECT_THAT(next->ends, testing::ElementsAre(Id(1)));
+  ASSERT_THAT(next->rows, SizeIs(1));
+  EXPECT_EQ(next->rows[0].sequence, Id(2));
+  for (const BlockId block : next->rows[0].new_blocks) EXPECT_TRUE(old.contains(block));
+}
+
+absl::Status AddUntil(Scheduler& scheduler, uint64_t id, int tokens, int last_token) {
+  return scheduler.Add({.id = Id(id),
+                        .prompt = std::vector<int32_t>(static_cast<size_t>(tokens), 1),
+                        .root = std::nullopt,
+                        .last_token = last_token},
+                       At(0));
+}
+
+SchedulerOptions AheadOptions(int stages) {
+  SchedulerOptions options = SmallOptions();
+  options.stages = options.max_in_flight = stages;
+  options.max_sequences = 16;
+  options.kv_blocks = 64;
+  options.run_ahead = true;
+  return options;
+}
+
+TEST(Scheduler, PlansARowBeforeItsTokenIsKnownAndNoneBeyondTheLast) {
+  Scheduler scheduler(AheadOptions(1));
+  scheduler.AllowRunAhead(true);
+  ASSERT_TRUE(AddUntil(scheduler, 1, 3, 3 + 4).ok());
+  const auto prompt = scheduler.NextStep();
+  ASSERT_TRUE(prompt);
+  EXPECT_EQ(prompt->rows[0].token_of_step, StepId{});
+  StepId before = prompt->step;
+  for (int position = 3; position < 6; ++position) {
+    const auto ahead = scheduler.NextStep();
+    ASSERT_TRUE(ahead) << position;
+    EXPECT_EQ(ahead->rows[0].first, position);
+    EXPECT_EQ(ahead->rows[0].count, 1);
+    EXPECT_TRUE(ahead->rows[0].samples);
+    EXPECT_EQ(ahead->rows[0].token_of_step, before);
+    EXPECT_FALSE(scheduler.NextStep()) << "at most one is ahead";
+    scheduler.StepDone(before, At(0));
+    scheduler.TokenAdded(Id(1), 7);
+    before = ahead->step;
+  }
+  EXPECT_FALSE(scheduler.NextStep()) << "the row in flight samples the last token";
+}
+
+TEST(Scheduler, RunsAheadOnlyWhereItIsAllowedAndTheEndIsKnown) {
+  for (const bool allowed : {false, true}) {
+    Scheduler scheduler(AheadOptions(1));
+    scheduler.AllowRunAhead(allowed);
+    ASSERT_TRUE(AddUntil(scheduler, 1, 3, allowed ? 0 : 100).ok());
+    ASSERT_TRUE(scheduler.NextStep());
+    EXPECT_FALSE(scheduler.NextStep());
+  }
+  SchedulerOptions options = AheadOptions(1);
+  options.run_ahead = false;
+  Scheduler scheduler(options);
+  scheduler.AllowRunAhead(true);
+  ASSERT_TRUE(AddUntil(scheduler, 1, 3, 100).ok());
+  ASSERT_TRUE(scheduler.NextStep());
+  EXPECT_FALSE(scheduler.NextStep());
+}
+
+TEST(Scheduler, TheMicroBatchesStayApartWhenTheyRunAhead) {
+  Scheduler scheduler(AheadOptions(4));
+  scheduler.AllowRunAhead(true);
+  for (uint64_t i = 1; i <= 8; ++i) ASSERT_TRUE(AddUntil(scheduler, i, 1, 1000).ok());
+  std::deque<ScheduledStep> in_flight;
+  for (int turn = 0; turn < 60; ++turn) {
+    while (auto step = scheduler.NextStep()) in_flight.push_back(*std::move(step));
+    if (turn > 8) {
+      ASSERT_THAT(in_flight, SizeIs(5)) << "one for each stage, and the next";
+      const ScheduledStep& last = in_flight.back();
+      ASSERT_THAT(last.rows, SizeIs(2)) << "turn " << turn;
+      for (const ScheduledRows& rows : last.rows) {
+        EXPECT_EQ(rows.token_of_step, in_flight.front().step);
+      }
+    }
+    const ScheduledStep done = std::move(in_flight.front());
+    in_flight.pop_front();
+    scheduler.StepDone(done.step, At(0));
+    for (const ScheduledRows& rows : done.rows) scheduler.TokenAdded(rows.sequence, 1);
+  }
+}
+
+// A step that waits for its token keeps those behind it waiting.
+TEST(Scheduler, ARowDoesNotRunAheadWhereAPromptCouldBeComputedInstead) {
+  Scheduler scheduler(AheadOptions(4));
+  scheduler.AllowRunAhead(true);
+  ASSERT_TRUE(AddUntil(scheduler, 1, 1, 1000).ok());
+  const auto stream = scheduler.NextStep();
+  ASSERT_TRUE(AddUntil(scheduler, 2, 60, 100).ok());
+  for (int i = 0; i < 3; ++i) {
+    const auto chunk = scheduler.NextStep();
+    ASSERT_TRUE(chunk);
+    ASSERT_THAT(chunk->rows, SizeIs(1));
+    EXPECT_EQ(chunk->rows[0].sequence, Id(2));
+  }
+  const auto both = scheduler.NextStep();
+  ASSERT_TRUE(both);
+  ASSERT_THAT(both->rows, SizeIs(2)) << "as it would be when the oldest step has come back";
+  EXPECT_EQ(both->rows[0].sequence, Id(1));
+  EXPECT_EQ(both->rows[0].token_of_step, stream->step);
+  EXPECT_EQ(both->rows[1].sequence, Id(2));
+  EXPECT_FALSE(scheduler.NextStep());
+}
+
+TEST(Scheduler, ASequenceThatEndsWithItsRowAheadIsForgottenAtOnce) {
+  Scheduler scheduler(AheadOptions(1));
+  scheduler.AllowRunAhead(true);
+  ASSERT_TRUE(AddUntil(scheduler, 1, 4, 100).ok());
+  const auto prompt = scheduler.NextStep();
+  const auto ahead = scheduler.NextStep();
+  ASSERT_TRUE(ahead);
+  scheduler.StepDone(prompt->step, At(0));
+  scheduler.Finish(Id(1));  // the token was a stop
+  EXPECT_EQ(scheduler.blocks().free_count(), 64);
+  scheduler.StepDone(ahead->step, At(0));
+  const auto end = scheduler.NextStep();
+  ASSERT_TRUE(end);
+  EXPECT_THAT(end->rows, SizeIs(0));
+  EXPECT_THAT(end->ends, testing::ElementsAre(Id(1)));
+  scheduler.StepDone(end->step, At(0));
+  EXPECT_EQ(scheduler.in_flight(), 0);
+}
+
+TEST(Scheduler, APausedSequenceDoesNotRunAheadAndGoesOnAfterwards) {
+  Scheduler scheduler(AheadOptions(1));
+  scheduler.AllowRunAhead(true);
+  ASSERT_TRUE(AddUntil(scheduler, 1, 3, 100).ok());
+  const auto prompt = scheduler.NextStep();
+  scheduler.SetPaused(Id(1), true);
+  EXPECT_FALSE(scheduler.NextStep());
+  scheduler.SetPaused(Id(1), false);
+  const auto ahead = scheduler.NextStep();
+  ASSERT_TRUE(ahead);
+  EXPECT_EQ(ahead->rows[0].token_of_step, prompt->step);
+  scheduler.SetPaused(Id(1), true);
+  scheduler.StepDone(prompt->step, At(0));
+  scheduler.TokenAdded(Id(1), 1);
+  scheduler.StepDone(ahead->step, At(0));
+  scheduler.TokenAdded(Id(1), 1);
+  EXPECT_FALSE(scheduler.NextStep());
+  scheduler.SetPaused(Id(1), false);
+  const auto next = scheduler.NextStep();
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->rows[0].first, 4);
+  EXPECT_EQ(next->rows[0].token_of_step, StepId{});
 }
 
 TEST(Scheduler, APausedSequenceGetsNoRows) {
@@ -254,7 +422,9 @@ TEST(Scheduler, APausedSequenceGetsNoRows) {
 class SchedulerRun {
  public:
   SchedulerRun(uint64_t seed, SchedulerOptions options)
-      : random_(seed), options_(options), scheduler_(options) {}
+      : random_(seed), options_(options), scheduler_(options) {
+    scheduler_.AllowRunAhead(true);
+  }
 
   // Adds, cancels, schedules and retires at random until all requests have ended.
   void Run(int requests) {
@@ -263,7 +433,7 @@ class SchedulerRun {
       if (added < requests && random_.Below(4) == 0) Add(++added);
       if (random_.Below(50) == 0 && !wanted_.empty()) Cancel();
       if (const auto step = scheduler_.NextStep()) OnStep(*step);
-      CheckBlocks();
+      if (testing::Test::HasFatalFailure()) return;
       if (!in_flight_.empty() && random_.Below(2) == 0) Retire();
       if (added == requests && wanted_.empty() && in_flight_.empty()) return;
     }
@@ -280,6 +450,8 @@ class SchedulerRun {
     EXPECT_EQ(scheduler_.queued(), 0);
     EXPECT_TRUE(chain_.empty()) << "the chain still knows " << chain_.size() << " sequences";
   }
+  int64_t preemptions() const { return scheduler_.preemptions(); }
+  int ahead_rows() const { return ahead_rows_; }
 
  private:
   struct Wanted {
@@ -294,8 +466,11 @@ class SchedulerRun {
     wanted.prompt = 1 + static_cast<int>(random_.Below(static_cast<uint64_t>(limit / 2)));
     wanted.outputs = 1 + static_cast<int>(random_.Below(static_cast<uint64_t>(limit / 2 - 1)));
     wanted.known = wanted.prompt;
-    if (!layercake::coordinator::Add(scheduler_, static_cast<uint64_t>(number), wanted.prompt).ok())
+    if (!AddUntil(scheduler_, static_cast<uint64_t>(number), wanted.prompt,
+                  wanted.prompt + wanted.outputs)
+             .ok()) {
       return;
+    }
     wanted_.emplace(Id(static_cast<uint64_t>(number)), wanted);
   }
 
@@ -307,12 +482,28 @@ class SchedulerRun {
   }
 
   void OnStep(const ScheduledStep& step) {
-    ASSERT_LE(scheduler_.in_flight(), options_.max_in_flight);
+    ASSERT_LE(scheduler_.in_flight(), MaxPlanned(options_));
     int rows = 0;
     std::set<SequenceId> once;
     for (const ScheduledRows& row : step.rows) {
       ASSERT_TRUE(once.insert(row.sequence).second) << "twice in one step";
       rows += row.count;
+      const auto wanted = wanted_.find(row.sequence);
+      ASSERT_NE(wanted, wanted_.end()) << "rows of one that has ended";
+      const int known = wanted->second.known;
+      const bool ahead = row.first + row.count > known;
+      ASSERT_EQ(row.samples, row.first + row.count >= known);
+      ASSERT_EQ(row.token_of_step != StepId{}, ahead);
+      if (ahead) {
+        ahead_rows_ += 1;
+        ASSERT_EQ(row.first, known);
+        ASSERT_EQ(row.count, 1);
+        ASSERT_LT(known + 1, wanted->second.prompt + wanted->second.outputs);
+        ASSERT_EQ(row.token_of_step, chain_[row.sequence].sampled);
+        ASSERT_TRUE(std::any_of(
+            in_flight_.begin(), in_flight_.end(),
+            [&](const ScheduledStep& other) { return other.step == row.token_of_step; }));
+      }
       if (row.begins) {
         chain_[row.sequence] = {};
         ASSERT_EQ(row.first, 0);
@@ -323,9 +514,11 @@ class SchedulerRun {
       ASSERT_EQ(row.table_start, static_cast<int>(table.blocks.size()));
       table.blocks.insert(table.blocks.end(), row.new_blocks.begin(), row.new_blocks.end());
       table.tokens += row.count;
+      if (row.samples) table.sampled = step.step;
       ASSERT_GE(static_cast<int>(table.blocks.size()) * options_.block_tokens, table.tokens);
     }
     ASSERT_LE(rows, options_.max_rows);
+    CheckCache(step);
     for (const SequenceId id : step.ends) ASSERT_EQ(chain_.erase(id), 1u);
     ASSERT_LE(static_cast<int>(chain_.size()), options_.max_sequences);
     in_flight_.push_back(step);
@@ -349,33 +542,46 @@ class SchedulerRun {
     }
   }
 
-  // No block belongs to two sequences that have rows in flight.
-  void CheckBlocks() {
+  // The cache as the steps leave it in their order: a row finds its own entries, whoever had its
+  // blocks before, and no two sequences of a step touch one block.
+  void CheckCache(const ScheduledStep& step) {
     std::map<BlockId, SequenceId> owner;
-    for (const ScheduledStep& step : in_flight_) {
-      for (const ScheduledRows& row : step.rows) {
-        for (const BlockId block : chain_[row.sequence].blocks) {
-          const auto [it, inserted] = owner.emplace(block, row.sequence);
-          ASSERT_TRUE(inserted || it->second == row.sequence)
-              << "block " << static_cast<uint32_t>(block) << " is owned twice";
-        }
+    for (const ScheduledRows& row : step.rows) {
+      for (const BlockId block : chain_[row.sequence].blocks) {
+        ASSERT_TRUE(owner.emplace(block, row.sequence).second)
+            << "block " << static_cast<uint32_t>(block) << " is in two rows of a step";
+      }
+      for (int i = row.first; i < row.first + row.count; ++i) {
+        cache_[Place(row.sequence, i)] = {row.sequence, i};
+      }
+      for (int i = 0; i < row.first + row.count; ++i) {
+        ASSERT_EQ(cache_[Place(row.sequence, i)], std::pair(row.sequence, i));
       }
     }
+  }
+  std::pair<BlockId, int> Place(SequenceId id, int position) {
+    return {chain_[id].blocks[static_cast<size_t>(position / options_.block_tokens)],
+            position % options_.block_tokens};
   }
 
   struct Table {
     int tokens = 0;
     std::vector<BlockId> blocks;
+    StepId sampled{};  // the latest step that samples it
   };
   base::SeededRandom random_;
   const SchedulerOptions options_;
   Scheduler scheduler_;
   std::map<SequenceId, Wanted> wanted_;
   std::map<SequenceId, Table> chain_;
+  std::map<std::pair<BlockId, int>, std::pair<SequenceId, int>> cache_;
   std::deque<ScheduledStep> in_flight_;
+  int ahead_rows_ = 0;
 };
 
 TEST(Scheduler, KeepsItsPromisesOverSeededRuns) {
+  int64_t preemptions = 0;
+  int ahead_rows = 0;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     base::SeededRandom random(seed);
@@ -387,11 +593,16 @@ TEST(Scheduler, KeepsItsPromisesOverSeededRuns) {
     options.max_rows = 1 + static_cast<int>(random.Below(20));
     options.prefill_rows = 1 + static_cast<int>(random.Below(20));
     options.min_prefill_rows = 1 + static_cast<int>(random.Below(4));
+    options.run_ahead = random.Below(2) == 0;
     SchedulerRun run(seed, options);
     run.Run(20);
     run.ExpectBaseline();
     if (testing::Test::HasFatalFailure()) return;
+    preemptions += run.preemptions();
+    ahead_rows += run.ahead_rows();
   }
+  EXPECT_GE(preemptions, 1000);
+  EXPECT_GE(ahead_rows, 1000);
 }
 
 }  // namespace

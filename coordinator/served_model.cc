@@ -21,6 +21,7 @@ constexpr int kDefaultContext = 4096;
 constexpr int kMaxContext = 1 << 20;
 constexpr int kMaxRows = 4096;
 constexpr int kMaxSequences = 4096;
+constexpr int kMaxHostKvBlocks = 1 << 22;  // 64 million tokens in blocks of 16
 
 std::string TokenText(const model::Tokenizer& tokenizer, std::optional<model::TokenId> id) {
   if (!id) return "";
@@ -41,9 +42,14 @@ absl::Status CheckOptions(const CoordinatorProcessOptions& options) {
   LC_RETURN_IF_ERROR(CheckRange("max-sequences", options.max_sequences, 1, kMaxSequences));
   LC_RETURN_IF_ERROR(CheckRange("max-queued", options.max_queued, 1, 1 << 20));
   LC_RETURN_IF_ERROR(CheckRange("context", options.context_tokens, 0, kMaxContext));
-  LC_RETURN_IF_ERROR(CheckRange("max-in-flight", options.max_in_flight, 0, 1024));
+  LC_RETURN_IF_ERROR(CheckRange("max-in-flight", options.max_in_flight, 0, 1023));
   LC_RETURN_IF_ERROR(CheckRange("kv-blocks", options.kv_blocks, 0, 1 << 24));
   return CheckRange("max-output-tokens", options.max_output_tokens, 0, kMaxContext);
+}
+
+// In flight at once, at most.
+int MicroBatches(const CoordinatorProcessOptions& options) {
+  return options.max_in_flight > 0 ? options.max_in_flight : options.stages + 1;
 }
 
 absl::StatusOr<std::vector<model::LayerRange>> CutLayers(const CoordinatorProcessOptions& options,
@@ -71,6 +77,24 @@ int RowsOfMicroBatch(const CoordinatorProcessOptions& options) {
   const bool known =
       std::any_of(memory.begin(), memory.end(), [](uint64_t bytes) { return bytes > 0; });
   return known ? kRowsOnGpus : kRowsOnCpus;
+}
+
+// Blocks of host memory that every stage has room for.
+absl::StatusOr<int> HostKvBlocks(const CoordinatorProcessOptions& options,
+                                 const model::ModelConfig& config, const ChainPlan& plan) {
+  if (options.kv_host_memory_bytes == 0) return 0;
+  uint64_t largest = 0;
+  for (const model::LayerRange& layers : plan.stages) {
+    largest = std::max(largest, KvBlockBytes(config, layers, plan.kv_block_tokens,
+                                             KvHeadBytes(plan.kv_type, config.head_dim)));
+  }
+  const uint64_t blocks = options.kv_host_memory_bytes / std::max<uint64_t>(largest, 1);
+  if (blocks == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--kv-host-memory ", options.kv_host_memory_bytes,
+                     " bytes: one block of the KV cache takes ", largest, " on the largest stage"));
+  }
+  return static_cast<int>(std::min<uint64_t>(blocks, kMaxHostKvBlocks));
 }
 
 // Tokens, rows and blocks of the plan; the layers are cut already.
@@ -112,10 +136,14 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
         absl::StrCat("--kv-blocks ", plan.kv_blocks, ": one context of ", plan.context_tokens,
                      " tokens needs ", per_context, " blocks of ", plan.kv_block_tokens));
   }
+  LC_ASSIGN_OR_RETURN(plan.host_kv_blocks, HostKvBlocks(options, config, plan));
   plan.max_sequences = options.max_sequences;
-  plan.max_in_flight = options.max_in_flight > 0 ? options.max_in_flight : options.stages + 1;
-  plan.ring = PlanRing(config, plan.max_rows, plan.context_tokens, plan.kv_block_tokens,
-                       plan.max_in_flight);
+  const int computed = MicroBatches(options);
+  plan.ring =
+      PlanRing(config, plan.max_rows, plan.context_tokens, plan.kv_block_tokens, computed,
+               MaxBlockCopies(plan.host_kv_blocks, plan.context_tokens, plan.kv_block_tokens));
+  // The slots suffice for one that is planned ahead: it begins when another one has come back.
+  plan.max_in_flight = computed + (options.run_ahead ? 1 : 0);
   return absl::OkStatus();
 }
 
@@ -174,7 +202,8 @@ EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const 
   chain.step_timeout = options.step_timeout;
   SchedulerOptions& scheduler = engine.scheduler;
   scheduler.stages = static_cast<int>(model.plan.stages.size());
-  scheduler.max_in_flight = model.plan.max_in_flight;
+  scheduler.max_in_flight = MicroBatches(options);
+  scheduler.run_ahead = options.run_ahead;
   scheduler.max_history_tokens = model.plan.context_tokens;
   scheduler.max_rows = model.plan.max_rows;
   scheduler.prefill_rows = options.prefill_rows > 0
