@@ -49,7 +49,7 @@ class SlotMemory {
   std::array<std::vector<std::vector<std::byte>>, kLaneCount> slots_;
 };
 
-struct Arrived {
+struct ArrivedFrame {
   FrameHeader header;
   uint32_t slot = 0;
 };
@@ -61,7 +61,7 @@ struct SimRing {
 
   SlotMemory sent;
   SlotMemory received;
-  std::array<std::deque<Arrived>, kLaneCount> frames;
+  std::array<std::deque<ArrivedFrame>, kLaneCount> frames;
   std::array<std::deque<uint32_t>, kLaneCount> credits;
   bool connected = false;
   std::weak_ptr<Signal> receiver;
@@ -140,9 +140,9 @@ class Receiver final : public transport::ChannelReceiver {
   }
   absl::StatusOr<std::optional<transport::ReceivedFrame>> Poll(Lane lane) override {
     LC_RETURN_IF_ERROR(status());
-    std::deque<Arrived>& frames = shared_->frames[static_cast<size_t>(lane)];
+    std::deque<ArrivedFrame>& frames = shared_->frames[static_cast<size_t>(lane)];
     if (frames.empty()) return std::nullopt;
-    const Arrived frame = frames.front();
+    const ArrivedFrame frame = frames.front();
     frames.pop_front();
     LC_RETURN_IF_ERROR(ring_.Accept(lane, frame.slot, frame.header));
     kernels::Buffer payload = shared_->received.At(lane, frame.slot);

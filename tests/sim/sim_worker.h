@@ -1,22 +1,22 @@
-// A stage worker of the simulation: the real channel ends and the real step loop over a simulated
-// device, channel and stage. Only the loading of weights, and with it the worker's Session, is the
-// simulation's own.
+// A stage worker of the simulation: the real worker (Session, loading, channels, step loop,
+// farewell) over a simulated link, device and channel, with a stage that computes digests and takes
+// virtual time to load.
 //
 // One thread: the simulation's.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/executor.h"
 #include "layercake/v1/control.pb.h"
 #include "proto/link.h"
-#include "stage_worker/neighbour.h"
-#include "stage_worker/step_loop.h"
+#include "stage_worker/stage_maker.h"
+#include "stage_worker/worker.h"
 #include "tests/sim/digest_stage.h"
 #include "tests/sim/sim_channel.h"
 #include "tests/sim/sim_device.h"
@@ -27,54 +27,54 @@ struct SimWorkerOptions {
   int stage = 0;
   StageCost cost;
   Reads reads = Reads::kEvery;
+  absl::Duration load_time = absl::Milliseconds(5);
+};
+
+// What a worker runs on. All of it outlives the worker.
+struct SimWorkerContext {
+  const base::Clock* clock = nullptr;
+  base::Timers* timers = nullptr;
+  base::Executor* executor = nullptr;
+  SimFabric* fabric = nullptr;
+  // A new Session with the coordinator.
+  std::function<std::unique_ptr<WorkerLink>()> dial;
+  // What passes by on it.
+  std::function<void(const v1::ToWorker&)> on_heard;
+  std::function<void(const v1::FromWorker&)> on_said;
+};
+
+// Makes digest stages after `load_time`.
+class SimStageFactory final : public stage_worker::StageFactory {
+ public:
+  SimStageFactory(const SimWorkerOptions& options, const SimWorkerContext& context,
+                  SimDevice& device)
+      : options_(options), context_(context), device_(device) {}
+
+  std::unique_ptr<stage_worker::StageMaker> NewMaker(
+      const v1::Assignment& assignment, stage_worker::StageMaker::Callbacks callbacks) override;
+
+ private:
+  const SimWorkerOptions options_;
+  const SimWorkerContext context_;
+  SimDevice& device_;
 };
 
 class SimWorker {
  public:
-  // All of these outlive the worker. `on_plan` and `on_result` see what passes by.
-  SimWorker(const SimWorkerOptions& options, const base::Clock& clock, base::Timers& timers,
-            base::Executor& executor, SimFabric& fabric, std::unique_ptr<WorkerLink> link,
-            std::function<void(const v1::MicroBatchPlan&)> on_plan,
-            std::function<void(const v1::StepResult&)> on_result);
-  ~SimWorker();
+  // `on_over` runs once, as the worker's own does (stage_worker/worker.h).
+  SimWorker(const SimWorkerOptions& options, const SimWorkerContext& context,
+            absl::AnyInvocable<void(absl::Status)> on_over);
 
-  void Start();
+  void Start() { worker_.Start(); }
+  void RequestStop(absl::string_view reason) { worker_.RequestStop(reason); }
   const SimDevice& device() const { return device_; }
-  // OK, or the first thing that went wrong here.
-  const absl::Status& status() const { return status_; }
 
  private:
-  void OnMessage(const v1::ToWorker& message);
-  void OnAssignment(const v1::Assignment& assignment);
-  void ConnectToDownstream(const v1::ChannelOffer& offer);
-  void BecomeReadyIfConnected();
-  stage_worker::NeighbourOptions MakeNeighbourOptions() const;
-  stage_worker::NeighbourCallbacks MakeNeighbourCallbacks();
-  void Heartbeat();
-  void Send(const v1::FromWorker& message);
-  void Fail(absl::Status status);
-
-  const SimWorkerOptions options_;
-  const base::Clock& clock_;
-  base::Timers& timers_;
-  base::Executor& executor_;
-  SimChannelFactory factory_;
-  transport::ChannelFactory* const factory_pointer_ = &factory_;
-  std::unique_ptr<WorkerLink> link_;
-  std::function<void(const v1::MicroBatchPlan&)> on_plan_;
-  std::function<void(const v1::StepResult&)> on_result_;
-
-  absl::Status status_;
-  absl::Duration heartbeat_;
-  uint64_t heartbeat_number_ = 0;
-  base::TimerId heartbeat_timer_ = base::TimerId::kNone;
-  v1::Assignment assignment_;
-  stage_worker::StageLimits limits_;
   SimDevice device_;
-  std::unique_ptr<DigestStage> stage_;
-  std::unique_ptr<stage_worker::UpstreamEnd> upstream_;
-  std::unique_ptr<stage_worker::DownstreamEnd> downstream_;
-  std::unique_ptr<stage_worker::StepLoop> loop_;  // before what it uses goes
+  SimStageFactory stages_;
+  SimChannelFactory channels_;
+  transport::ChannelFactory* const channel_factory_ = &channels_;
+  stage_worker::Worker worker_;
 };
 
 }  // namespace layercake::sim

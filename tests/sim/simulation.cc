@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "spdlog/spdlog.h"
 #include "tests/testing/memory_link.h"
@@ -10,7 +12,7 @@
 namespace layercake::sim {
 namespace {
 
-enum EventKind : uint64_t { kPlanSeen = 1, kResultMade, kToken, kEnd, kError };
+enum EventKind : uint64_t { kHeard = 1, kSaid, kToken, kEnd, kError, kExit };
 
 // How often it is looked whether everything has ended.
 constexpr absl::Duration kSlice = absl::Milliseconds(20);
@@ -83,6 +85,25 @@ class Simulation::Sink final : public coordinator::RequestSink {
   double since_ = 0;
 };
 
+// A worker as a process.
+class Simulation::WorkerProgram final : public SimProgram {
+ public:
+  WorkerProgram(const SimWorkerOptions& options, const SimWorkerContext& context,
+                absl::AnyInvocable<void(int)> exit)
+      : worker_(options, context, [this, exit = std::move(exit)](absl::Status status) mutable {
+          status_ = std::move(status);
+          exit(status_.ok() ? 0 : 1);
+        }) {}
+
+  void Start() override { worker_.Start(); }
+  void OnSigterm() override { worker_.RequestStop("SIGTERM"); }
+  const SimWorker& worker() const { return worker_; }
+
+ private:
+  absl::Status status_;
+  SimWorker worker_;
+};
+
 Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, uint64_t seed)
     : options_(std::move(options)), tokenizer_(tokenizer), random_(seed) {
   spdlog::set_level(spdlog::level::warn);  // a line per channel is too many over thousands of runs
@@ -104,7 +125,7 @@ Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, ui
   plan.max_rows = scheduler.max_rows;
   plan.max_sequences = scheduler.max_sequences;
   plan.context_tokens = options_.context_tokens;
-  plan.max_in_flight = engine.scheduler.max_in_flight;
+  plan.max_in_flight = coordinator::MaxPlanned(engine.scheduler);
   plan.transport = "local";
   const auto rows = static_cast<uint32_t>(scheduler.max_rows);
   plan.ring.set_plan_slots(static_cast<uint32_t>(plan.max_in_flight) + 2);
@@ -126,33 +147,83 @@ Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, ui
                                             if (report_.failure.ok())
                                               report_.failure = std::move(status);
                                           }});
-  for (int stage = 0; stage < stages; ++stage) {
-    auto [down, up] = testing::MakeMemoryLinks(*session_);
-    engine_->AddSession(std::move(down), "sim");
-    workers_.push_back(std::make_unique<SimWorker>(
-        SimWorkerOptions{.stage = stage,
-                         .cost = options_.stages[static_cast<size_t>(stage)],
-                         .reads = options_.reads},
-        loop_, loop_, loop_, fabric_, std::move(up),
-        [this](const v1::MicroBatchPlan& plan_seen) {
-          int64_t plan_rows = 0;
-          for (const v1::RowDescriptor& row : plan_seen.rows()) plan_rows += row.tokens_size();
-          report_.rows += plan_rows;
-          ++report_.steps;
-          Note(kPlanSeen, plan_seen.step(), static_cast<uint64_t>(plan_rows));
-          if (keep_plans_) plans_.push_back(plan_seen);
-        },
-        [this](const v1::StepResult& result) {
-          Note(kResultMade, result.step(), static_cast<uint64_t>(result.results_size()));
-        }));
+  processes_ = std::make_unique<SimProcessHost>(
+      loop_, [this](const base::SpawnOptions& spawn, absl::AnyInvocable<void(int)> exit) {
+        return MakeWorker(spawn, std::move(exit));
+      });
+}
+
+void Simulation::StartWorkers() {
+  for (int stage = 0; stage < static_cast<int>(options_.stages.size()); ++stage) {
+    base::SpawnOptions spawn;
+    spawn.argv = {"layercake-worker", "--stage", absl::StrCat(stage)};
+    auto process =
+        processes_->Spawn(std::move(spawn), [this, stage](const base::ProcessExit& exit) {
+          Note(kExit, static_cast<uint64_t>(stage), static_cast<uint64_t>(exit.code));
+          if (!report_.failure.ok()) return;
+          report_.failure =
+              absl::UnavailableError(absl::StrCat("stage ", stage, " ended: ", DescribeExit(exit)));
+        });
+    LC_CHECK(process.ok(), process.status().ToString());
+    workers_.push_back(*process);
   }
+}
+
+std::unique_ptr<SimProgram> Simulation::MakeWorker(const base::SpawnOptions& options,
+                                                   absl::AnyInvocable<void(int)> exit) {
+  int stage = -1;
+  LC_CHECK(options.argv.size() == 3 && absl::SimpleAtoi(options.argv[2], &stage),
+           "a worker is started with --stage N");
+  return std::make_unique<WorkerProgram>(
+      SimWorkerOptions{.stage = stage,
+                       .cost = options_.stages[static_cast<size_t>(stage)],
+                       .reads = options_.reads},
+      SimWorkerContext{
+          .clock = &loop_,
+          .timers = &loop_,
+          .executor = &loop_,
+          .fabric = &fabric_,
+          .dial =
+              [this] {
+                auto [down, up] = testing::MakeMemoryLinks(*session_);
+                engine_->AddSession(std::move(down), "sim");
+                return std::move(up);
+              },
+          .on_heard = [this, stage](const v1::ToWorker& message) { OnHeard(stage, message); },
+          .on_said = [this, stage](const v1::FromWorker& message) { OnSaid(stage, message); }},
+      std::move(exit));
+}
+
+void Simulation::OnHeard(int stage, const v1::ToWorker& message) {
+  uint64_t what = 0;
+  if (message.has_plan()) {
+    const v1::MicroBatchPlan& plan = message.plan();
+    int64_t rows = 0;
+    for (const v1::RowDescriptor& row : plan.rows()) rows += row.tokens_size();
+    report_.rows += rows;
+    ++report_.steps;
+    what = plan.step() << 20 | static_cast<uint64_t>(rows);
+    if (keep_plans_) plans_.push_back(plan);
+  }
+  Note(kHeard, static_cast<uint64_t>(stage) << 8 | static_cast<uint64_t>(message.message_case()),
+       what);
+}
+
+void Simulation::OnSaid(int stage, const v1::FromWorker& message) {
+  uint64_t what = 0;
+  if (message.has_step_result()) {
+    what = message.step_result().step() << 20 |
+           static_cast<uint64_t>(message.step_result().results_size());
+  }
+  Note(kSaid, static_cast<uint64_t>(stage) << 8 | static_cast<uint64_t>(message.message_case()),
+       what);
 }
 
 Simulation::~Simulation() {
   // Ends the links while the workers are there to hear of it.
   engine_.reset();
   loop_.RunPosted();
-  workers_.clear();
+  processes_.reset();
 }
 
 void Simulation::Note(uint64_t kind, uint64_t a, uint64_t b) {
@@ -164,7 +235,7 @@ void Simulation::Note(uint64_t kind, uint64_t a, uint64_t b) {
 
 void Simulation::Start() {
   engine_->Start();
-  for (auto& worker : workers_) worker->Start();
+  StartWorkers();
   for (int i = 0; i < 10'000; ++i) {
     loop_.Advance(absl::Milliseconds(1));
     if (engine_->Status().state() == v1::CHAIN_STATE_SERVING) return;
@@ -203,8 +274,10 @@ void Simulation::Cancel(size_t index) {
 
 std::vector<double> Simulation::BusySeconds() const {
   std::vector<double> busy;
-  for (const auto& worker : workers_) {
-    busy.push_back(absl::ToDoubleSeconds(worker->device().busy()));
+  for (const base::ProcessId id : workers_) {
+    const auto* const program = static_cast<const WorkerProgram*>(processes_->program(id));
+    busy.push_back(program == nullptr ? 0
+                                      : absl::ToDoubleSeconds(program->worker().device().busy()));
   }
   return busy;
 }
@@ -243,7 +316,6 @@ SimReport Simulation::Run(std::vector<SimRequest> requests,
   if (after.empty()) after = BusySeconds();
   for (size_t stage = 0; stage < workers_.size(); ++stage) {
     report_.busy_seconds.push_back(after[stage] - before[stage]);
-    if (report_.failure.ok()) report_.failure = workers_[stage]->status();
   }
   return report_;
 }

@@ -1,6 +1,7 @@
 // A whole chain in virtual time, in one thread: the real engine, chain and scheduler, the real
-// channel ends and step loops; simulated devices, channels, Sessions, clients and arithmetic.
-// A seed and its options decide everything: two runs do the same, event for event (trace()).
+// workers with their Sessions; simulated processes, links, channels, devices, clients and
+// arithmetic. A seed and its options decide everything: two runs do the same, event for event
+// (trace()).
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "base/testing/virtual_loop.h"
 #include "coordinator/engine_impl.h"
 #include "model/tokenizer/tokenizer.h"
+#include "tests/sim/sim_process_host.h"
 #include "tests/sim/sim_worker.h"
 
 namespace layercake::sim {
@@ -59,7 +61,7 @@ struct SimOutcome {
 // What was seen while requests ran.
 struct SimReport {
   std::vector<SimOutcome> outcomes;
-  absl::Status failure;              // of the chain or of a worker
+  absl::Status failure;              // of the chain, or a worker that ended
   double seconds = 0;                // virtual, from the first to the last event of a request
   std::vector<double> busy_seconds;  // of each stage, in the same time
   int64_t steps = 0;
@@ -88,7 +90,13 @@ class Simulation {
  private:
   class Sink;
   class DelayedExecutor;
+  class WorkerProgram;
 
+  void StartWorkers();
+  std::unique_ptr<SimProgram> MakeWorker(const base::SpawnOptions& options,
+                                         absl::AnyInvocable<void(int)> exit);
+  void OnHeard(int stage, const v1::ToWorker& message);
+  void OnSaid(int stage, const v1::FromWorker& message);
   void Start();
   void SubmitNext();
   void ArmNextRequest();
@@ -109,7 +117,8 @@ class Simulation {
   SimFabric fabric_;
   std::unique_ptr<DelayedExecutor> session_;
   std::unique_ptr<coordinator::EngineImpl> engine_;
-  std::vector<std::unique_ptr<SimWorker>> workers_;
+  std::unique_ptr<SimProcessHost> processes_;
+  std::vector<base::ProcessId> workers_;  // of each stage
   std::vector<SimRequest> requests_;
   std::vector<std::shared_ptr<Sink>> sinks_;
   size_t next_request_ = 0;
