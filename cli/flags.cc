@@ -1,6 +1,7 @@
 #include "cli/flags.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <exception>
 #include <fstream>
 #include <utility>
@@ -146,6 +147,27 @@ void FlagTable::Duration(absl::string_view name, absl::Duration* target, absl::s
     }
     if (value < absl::ZeroDuration()) return Refuse(text, "a duration of zero or more");
     *target = value;
+    return absl::OkStatus();
+  });
+}
+
+void FlagTable::Bytes(absl::string_view name, uint64_t* target, absl::string_view help) {
+  Add(name, "SIZE", help, [target](const std::string& text) {
+    constexpr absl::string_view kUnits = "KMGT";
+    constexpr double kMost = 1ull << 62;
+    absl::string_view number = text;
+    double unit = 1;
+    const size_t place = text.empty() ? absl::string_view::npos : kUnits.find(text.back());
+    if (place != absl::string_view::npos) {
+      unit = std::ldexp(1.0, 10 * (static_cast<int>(place) + 1));
+      number.remove_suffix(1);
+    }
+    double value = 0;
+    // Written so that a NaN is refused too.
+    if (!absl::SimpleAtod(number, &value) || !(value >= 0 && value * unit <= kMost)) {
+      return Refuse(text, "a size such as 512M, 4G or a number of bytes");
+    }
+    *target = static_cast<uint64_t>(value * unit);
     return absl::OkStatus();
   });
 }

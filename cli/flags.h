@@ -45,6 +45,8 @@ class FlagTable {
                       absl::string_view help);
   // "30s", "1.5m", or a number of seconds; not negative.
   void Duration(absl::string_view name, absl::Duration* target, absl::string_view help);
+  // "512M", "4G", "1.5T" (powers of 1024), or a number of bytes.
+  void Bytes(absl::string_view name, uint64_t* target, absl::string_view help);
   // Another variable than the name's own, for the flag added last.
   void ReadFromVariable(absl::string_view variable);
 

@@ -36,6 +36,7 @@ class FlagsTest : public ::testing::Test {
     serve.OptionalInteger("--max-tokens", &max_tokens_, 1, 1000, "Tokens.");
     serve.Choice("--transport", &transport_, {"auto", "ucx"}, "Kind.");
     serve.Duration("--grace", &grace_, "Grace.");
+    serve.Bytes("--host-memory", &host_memory_, "Bytes.");
     program_.Command("status", "Prints.", [this] { return Ran("status"); })
         .Text("--server", &server_, "Server.");
   }
@@ -78,6 +79,7 @@ class FlagsTest : public ::testing::Test {
   std::optional<uint64_t> seed_;
   std::optional<int> max_tokens_;
   absl::Duration grace_ = absl::Seconds(10);
+  uint64_t host_memory_ = 0;
   std::ostringstream out_, err_;
   std::vector<std::string> files_;
 };
@@ -119,6 +121,23 @@ TEST_F(FlagsTest, ReadsEveryKindOfFlagFromTheCommandLine) {
   EXPECT_EQ(max_tokens_, 7);
   EXPECT_EQ(transport_, "ucx");
   EXPECT_EQ(grace_, absl::Seconds(90));
+}
+
+TEST_F(FlagsTest, ReadsSizes) {
+  const std::pair<const char*, uint64_t> sizes[] = {{"0", 0},
+                                                    {"123456789", 123456789},
+                                                    {"1.5K", 1536},
+                                                    {"4M", uint64_t{4} << 20},
+                                                    {"24G", uint64_t{24} << 30},
+                                                    {"2T", uint64_t{2} << 40}};
+  for (const auto& [text, bytes] : sizes) {
+    EXPECT_EQ(Run({"serve", "m", "--host-memory", text}), 42) << err_.str();
+    EXPECT_EQ(host_memory_, bytes) << text;
+  }
+  for (const char* text : {"", "G", "-1", "nan", "4GB", "1e30", "9999999T", "four"}) {
+    EXPECT_EQ(Run({"serve", "m", "--host-memory", text}), 2) << text;
+    EXPECT_THAT(err_.str(), HasSubstr("--host-memory"));
+  }
 }
 
 TEST_F(FlagsTest, KeepsDefaultsAndAbsentValues) {

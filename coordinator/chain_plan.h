@@ -17,6 +17,7 @@ struct ChainPlan {
   std::string model_path;
   uint64_t model_fingerprint = 0;
   int kv_blocks = 0;
+  int host_kv_blocks = 0;  // of host memory of each stage, for sequences that give way
   int kv_block_tokens = 16;
   v1::KvCacheType kv_type = v1::KV_CACHE_TYPE_F16;
   int max_rows = 0;
@@ -28,9 +29,13 @@ struct ChainPlan {
   double step_timeout_seconds = 60;
 };
 
+// Blocks that one micro-batch may save, and likewise restore: those of one sequence. 0 without host
+// memory for them.
+int MaxBlockCopies(int host_kv_blocks, int context_tokens, int kv_block_tokens);
+
 // Slots for max_in_flight plans and activations, each big enough for the largest one.
 v1::RingGeometry PlanRing(const model::ModelConfig& config, int max_rows, int context_tokens,
-                          int kv_block_tokens, int max_in_flight);
+                          int kv_block_tokens, int max_in_flight, int max_block_copies);
 
 v1::Assignment MakeAssignment(const ChainPlan& plan, int stage, uint64_t term, uint32_t epoch);
 

@@ -32,6 +32,12 @@ uint64_t BuffersOf(const model::ModelConfig& config, uint64_t max_rows, bool las
 
 }  // namespace
 
+uint64_t KvBlockBytes(const model::ModelConfig& config, const model::LayerRange& layers,
+                      int block_tokens, uint64_t head_bytes) {
+  return 2 * uint64_t{layers.size()} * config.n_kv_heads * head_bytes *
+         static_cast<uint64_t>(block_tokens);
+}
+
 std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
                                    const model::WeightBytes& weights,
                                    absl::Span<const model::LayerRange> stages,
@@ -44,8 +50,8 @@ std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
     const bool last = s + 1 == stages.size();
     const uint64_t taken = WeightsOf(weights, stages[s], first, last) + kBackendBytes +
                            BuffersOf(config, static_cast<uint64_t>(budget.max_rows), last);
-    const uint64_t block_bytes = 2 * uint64_t{stages[s].size()} * config.n_kv_heads *
-                                 budget.head_bytes * static_cast<uint64_t>(budget.block_tokens);
+    const uint64_t block_bytes =
+        KvBlockBytes(config, stages[s], budget.block_tokens, budget.head_bytes);
     const uint64_t room =
         taken < memory ? (memory - taken) / std::max<uint64_t>(block_bytes, 1) : 0;
     const int here = static_cast<int>(std::min<uint64_t>(room, static_cast<uint64_t>(budget.most)));

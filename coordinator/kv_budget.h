@@ -23,6 +23,10 @@ struct KvBudget {
   int most = 0;
 };
 
+// Keys and values of `block_tokens` positions in these layers. `head_bytes` as in KvBudget.
+uint64_t KvBlockBytes(const model::ModelConfig& config, const model::LayerRange& layers,
+                      int block_tokens, uint64_t head_bytes);
+
 // The blocks that the tightest stage has room for beside its weights, its buffers and what the
 // backend takes for itself, at most `most`; nullopt when no stage's memory is known. 0 when a stage
 // has no room at all.

@@ -49,6 +49,14 @@ TEST(KvBudget, FillsTheTightestStage) {
   EXPECT_EQ(*KvBlocksThatFit(model.config, model.weights, stages, BudgetOf(more)), *blocks + 512);
 }
 
+TEST(KvBudget, CountsTheBytesOfABlock) {
+  const Model model;
+  EXPECT_EQ(KvBlockBytes(model.config, {0, 32}, 16, KvHeadBytes(v1::KV_CACHE_TYPE_F16, 128)),
+            uint64_t{2} << 20);
+  EXPECT_EQ(KvBlockBytes(model.config, {60, 61}, 16, KvHeadBytes(v1::KV_CACHE_TYPE_Q8_0, 128)),
+            2 * 8 * 16 * 136u);
+}
+
 TEST(KvBudget, HasRoomForMoreBlocksOfASmallerType) {
   const Model model;
   const std::vector<model::LayerRange> stages = {{0, 64}};
