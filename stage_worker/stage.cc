@@ -123,10 +123,11 @@ absl::StatusOr<double> Stage::MeasureHostCopies(const base::Clock& clock) {
   return seconds > 0 ? 2 * block_bytes * blocks / seconds / 1e9 : 0.0;
 }
 
-absl::Status Stage::ReadActivation(kernels::Buffer rows) {
+absl::Status Stage::ReadActivation(kernels::Buffer rows, size_t at) {
   if (rows.bytes == 0) return absl::OkStatus();
-  if (OnDevice(rows)) return device_.Copy(rows, x_, rows.bytes);
-  return device_.CopyIn(rows.address, x_, rows.bytes);
+  const kernels::Buffer to = {x_.address + at, rows.bytes, x_.space};
+  if (OnDevice(rows)) return device_.Copy(rows, to, rows.bytes);
+  return device_.CopyIn(rows.address, to, rows.bytes);
 }
 
 absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks,
@@ -139,6 +140,7 @@ absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks,
                                           static_cast<int>(config_.hidden_size), found));
   }
   if (limits_.last()) return Sample(plan, marks, found, output);
+  if (output.first_part_bytes != 0) return WriteFirstPart(std::move(marks), found, slot, output);
   // Copied before anyone knows what was found, so that the device is waited for once: rows that
   // just went bad are rare, and their marks make the section longer.
   LC_RETURN_IF_ERROR(WriteSection(marks, slot, output));
@@ -148,6 +150,23 @@ absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks,
   LC_RETURN_IF_ERROR(WriteSection(marks, slot, output));
   // The rows follow the longer section; those in a device slot stand apart from it.
   return OnDevice(slot.memory) ? absl::OkStatus() : WriteRows(slot, output);
+}
+
+absl::Status Stage::WriteFirstPart(std::vector<int32_t> marks, absl::Span<const uint8_t> found,
+                                   const transport::SendSlot& slot, StepOutput& output) {
+  LC_RETURN_IF_ERROR(ops_.Finish());
+  AddMarks(found, marks);
+  LC_RETURN_IF_ERROR(WriteSection(marks, slot, output));
+  const uint32_t end = std::min(output.first_part_bytes, output.payload_bytes);
+  return WritePart(slot, output, output.section_bytes, end);
+}
+
+absl::Status Stage::WritePart(const transport::SendSlot& slot, const StepOutput& output,
+                              uint32_t first, uint32_t end) {
+  if (first >= end) return absl::OkStatus();
+  const size_t at = first - output.section_bytes;
+  const size_t bytes = end - first;
+  return device_.CopyOut({x_.address + at, bytes, x_.space}, slot.memory.address + first, bytes);
 }
 
 bool Stage::AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& marks) const {

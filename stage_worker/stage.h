@@ -1,7 +1,8 @@
 // One slice of the model: its weights, KV cache and buffers, and the arithmetic of one step.
 //
-// Thread rule: Create from the step thread; ReadActivation and Run inside work submitted to the
-// device, in the order of the steps. Nothing is allocated per step that grows with the model.
+// Thread rule: Create from the step thread; ReadActivation, Run and WritePart inside work submitted
+// to the device, in the order of the steps. Nothing is allocated per step that grows with the
+// model.
 #pragma once
 
 #include <cstddef>
@@ -41,9 +42,11 @@ class Stage final : public StepStage {
   // the first step (it writes over blocks).
   absl::StatusOr<double> MeasureHostCopies(const base::Clock& clock);
 
-  absl::Status ReadActivation(kernels::Buffer rows) override;
+  absl::Status ReadActivation(kernels::Buffer rows, size_t at) override;
   absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks,
                    const transport::SendSlot& slot, StepOutput& output) override;
+  absl::Status WritePart(const transport::SendSlot& slot, const StepOutput& output, uint32_t first,
+                         uint32_t end) override;
   uint32_t hidden() const override { return config_.hidden_size; }
 
   uint64_t weight_bytes() const { return weights_.weight_bytes; }
@@ -80,6 +83,9 @@ class Stage final : public StepStage {
   absl::Status WriteSection(absl::Span<const int32_t> marks, const transport::SendSlot& slot,
                             StepOutput& output);
   absl::Status WriteRows(const transport::SendSlot& slot, const StepOutput& output);
+  // As Run does it when the frame goes in parts: everything is known before the first byte.
+  absl::Status WriteFirstPart(std::vector<int32_t> marks, absl::Span<const uint8_t> found,
+                              const transport::SendSlot& slot, StepOutput& output);
   absl::Status Sample(const StepPlan& plan, std::vector<int32_t> marks,
                       absl::Span<const uint8_t> found, StepOutput& output);
   static void ApplyMarks(const StepPlan& plan, absl::Span<const int32_t> marks,

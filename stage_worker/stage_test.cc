@@ -89,7 +89,7 @@ class Chain {
               step.step, step.rows(), hidden, static_cast<int>(s));
           if (!decoded.ok()) return decoded.status();
           marks = *std::move(decoded);
-          const absl::Status read = stages_[s]->ReadActivation(frame.body());
+          const absl::Status read = stages_[s]->ReadActivation(frame.body(), 0);
           if (!read.ok()) return read;
         }
         transport::SendSlot slot;

@@ -213,7 +213,7 @@ void StepLoop::Submit(const std::shared_ptr<Step>& step) {
   step->submitted = clock_.Now();
   if (step->activation.has_value()) {
     ++submitted_;
-    device_.Submit([stage, step] { return stage->ReadActivation(step->activation->body()); },
+    device_.Submit([stage, step] { return stage->ReadActivation(step->activation->body(), 0); },
                    [this, step, alive = alive_](absl::Status status) {
                      if (*alive) OnActivationRead(step, status);
                    });

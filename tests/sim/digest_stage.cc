@@ -43,9 +43,9 @@ DigestStage::DigestStage(SimDevice& device, const stage_worker::StageLimits& lim
       reads_(reads),
       cache_(static_cast<size_t>(limits.kv_blocks) * static_cast<size_t>(limits.kv_block_tokens)) {}
 
-absl::Status DigestStage::ReadActivation(kernels::Buffer rows) {
-  rows_.resize(rows.bytes / sizeof(uint64_t));
-  std::memcpy(rows_.data(), rows.address, rows_.size() * sizeof(uint64_t));
+absl::Status DigestStage::ReadActivation(kernels::Buffer rows, size_t at) {
+  rows_.resize((at + rows.bytes) / sizeof(uint64_t));
+  std::memcpy(reinterpret_cast<std::byte*>(rows_.data()) + at, rows.address, rows.bytes);
   return absl::OkStatus();
 }
 

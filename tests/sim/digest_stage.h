@@ -33,7 +33,7 @@ class DigestStage final : public stage_worker::StepStage {
   DigestStage(SimDevice& device, const stage_worker::StageLimits& limits, const StageCost& cost,
               Reads reads);
 
-  absl::Status ReadActivation(kernels::Buffer rows) override;
+  absl::Status ReadActivation(kernels::Buffer rows, size_t at) override;
   absl::Status Run(const stage_worker::StepPlan& plan, std::vector<int32_t> marks,
                    const transport::SendSlot& slot, stage_worker::StepOutput& output) override;
   uint32_t hidden() const override { return kSimHidden; }
