@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/testing/virtual_loop.h"
+#include "base/virtual_loop.h"
 #include "coordinator/testing/fake_link.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "base/testing/virtual_loop.h"
+#include "base/virtual_loop.h"
 #include "coordinator/engine_impl.h"
 #include "coordinator/testing/fake_link.h"
 #include "coordinator/testing/word_tokenizer.h"

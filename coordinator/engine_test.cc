@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/testing/virtual_loop.h"
+#include "base/virtual_loop.h"
 #include "coordinator/engine_impl.h"
 #include "coordinator/testing/fake_link.h"
 #include "coordinator/testing/word_tokenizer.h"

@@ -10,7 +10,7 @@
 #include "proto/errors.h"
 #include "tests/sim/traces.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 class Cases : public ::testing::Test {
@@ -298,4 +298,4 @@ TEST_F(Cases, OneMicroBatchMoreIsInFlightWhereHopsAreSlow) {
 }
 
 }  // namespace
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

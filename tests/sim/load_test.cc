@@ -10,7 +10,7 @@
 
 #include "tests/sim/traces.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 enum class Policy { kOurs, kFirstCome, kLayerSplit };
@@ -112,4 +112,4 @@ TEST(Load, BelowCapacityTheFirstTokenComesInBoundedTime) {
 }
 
 }  // namespace
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/sim/simulation.h"
+#include "simulation/simulation.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 SimOptions SmallChain(int stages) {
@@ -60,4 +60,4 @@ TEST(Simulation, DoesTheSameTwiceAndWhatTheSerialModelDoes) {
 }
 
 }  // namespace
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -11,7 +11,7 @@
 
 #include "tests/sim/traces.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 using coordinator::SchedulerFault;
@@ -105,4 +105,4 @@ INSTANTIATE_TEST_SUITE_P(Each, SwarmFault,
                          });
 
 }  // namespace
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

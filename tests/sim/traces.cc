@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/errors.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 int Between(base::Random& random, int least, int most) {
@@ -185,4 +185,4 @@ std::string FindFault(const Swarm& swarm, const SimReport& report) {
   return {};
 }
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/random.h"
-#include "tests/sim/simulation.h"
+#include "simulation/simulation.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 // Stages like a GPU's: 4 ms for the weights, 40 us for a row, 2 ns for an entry that is read.
 SimOptions GpuChain(int stages);
@@ -30,4 +30,4 @@ Swarm MakeSwarm(uint64_t seed);
 // What is wrong with the outcome of a swarm's run; empty when nothing is.
 std::string FindFault(const Swarm& swarm, const SimReport& report);
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -12,13 +12,13 @@
 
 #include "absl/status/status.h"
 #include "base/random.h"
-#include "base/testing/virtual_loop.h"
+#include "base/virtual_loop.h"
 #include "coordinator/engine_impl.h"
 #include "model/tokenizer/tokenizer.h"
-#include "tests/sim/sim_process_host.h"
-#include "tests/sim/sim_worker.h"
+#include "simulation/sim_process_host.h"
+#include "simulation/sim_worker.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 struct SimOptions {
   std::vector<StageCost> stages;  // one for each
@@ -143,4 +143,4 @@ double Percentile(std::vector<double> values, double share);
 std::vector<double> TokenGaps(const SimReport& report, double begin, double end);
 std::vector<double> FirstTokenTimes(const SimReport& report, double begin, double end);
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -1,4 +1,4 @@
-#include "tests/sim/sim_worker.h"
+#include "simulation/sim_worker.h"
 
 #include <string>
 #include <utility>
@@ -7,7 +7,7 @@
 #include "model/model_config.h"
 #include "stage_worker/stage_limits.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 // Every worker of a simulation is one process as far as channels are concerned.
@@ -149,4 +149,4 @@ SimWorker::SimWorker(const SimWorkerOptions& options, const SimWorkerContext& co
                                               }},
               std::move(on_over)) {}
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -13,7 +13,7 @@
 #include "base/executor.h"
 #include "transport/channel.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 struct SimRing;  // what both ends of a channel share
 
@@ -42,4 +42,4 @@ class SimChannelFactory final : public transport::ChannelFactory {
   SimFabric& fabric_;
 };
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -1,4 +1,4 @@
-#include "tests/sim/digest_stage.h"
+#include "simulation/digest_stage.h"
 
 #include <cstring>
 #include <string>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "stage_worker/activation_frame.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 // The finaliser of MurmurHash3 over a sum: every bit of both counts.
@@ -129,4 +129,4 @@ std::vector<int32_t> SerialTokens(int stages, Reads reads, const std::vector<int
   return output;
 }
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

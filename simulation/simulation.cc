@@ -1,4 +1,4 @@
-#include "tests/sim/simulation.h"
+#include "simulation/simulation.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,10 +6,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "proto/memory_link.h"
 #include "spdlog/spdlog.h"
-#include "tests/testing/memory_link.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 namespace {
 
 enum EventKind : uint64_t { kHeard = 1, kSaid, kToken, kEnd, kError, kExit };
@@ -185,7 +185,7 @@ std::unique_ptr<SimProgram> Simulation::MakeWorker(const base::SpawnOptions& opt
           .fabric = &fabric_,
           .dial =
               [this] {
-                auto [down, up] = testing::MakeMemoryLinks(*session_);
+                auto [down, up] = MakeMemoryLinks(*session_);
                 engine_->AddSession(std::move(down), "sim");
                 return std::move(up);
               },
@@ -388,4 +388,4 @@ std::vector<double> FirstTokenTimes(const SimReport& report, double begin, doubl
   return times;
 }
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

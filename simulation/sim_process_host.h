@@ -11,7 +11,7 @@
 #include "base/executor.h"
 #include "base/process_host.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 // What runs in a process. Destroyed when the process has ended, however it did.
 class SimProgram {
@@ -55,4 +55,4 @@ class SimProcessHost final : public base::ProcessHost {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

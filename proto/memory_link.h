@@ -8,7 +8,7 @@
 #include "base/executor.h"
 #include "proto/link.h"
 
-namespace layercake::testing {
+namespace layercake {
 
 // What both ends share. One direction of one Session.
 template <class Message>
@@ -100,4 +100,4 @@ inline std::pair<std::unique_ptr<CoordinatorLink>, std::unique_ptr<WorkerLink>> 
           std::make_unique<Up>(executor, from_worker, to_worker, up, down)};
 }
 
-}  // namespace layercake::testing
+}  // namespace layercake

@@ -15,13 +15,13 @@
 #include "base/executor.h"
 #include "layercake/v1/control.pb.h"
 #include "proto/link.h"
+#include "simulation/digest_stage.h"
+#include "simulation/sim_channel.h"
+#include "simulation/sim_device.h"
 #include "stage_worker/stage_maker.h"
 #include "stage_worker/worker.h"
-#include "tests/sim/digest_stage.h"
-#include "tests/sim/sim_channel.h"
-#include "tests/sim/sim_device.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 struct SimWorkerOptions {
   int stage = 0;
@@ -77,4 +77,4 @@ class SimWorker {
   stage_worker::Worker worker_;
 };
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -1,4 +1,4 @@
-#include "tests/sim/sim_process_host.h"
+#include "simulation/sim_process_host.h"
 
 #include <signal.h>
 
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 void SimProcessHost::Post(base::Task task) {
   const bool posted = executor_.Post([alive = alive_, task = std::move(task)]() mutable {
@@ -59,4 +59,4 @@ SimProgram* SimProcessHost::program(base::ProcessId id) const {
   return found == processes_.end() ? nullptr : found->second.program.get();
 }
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "simulation/sim_device.h"
 #include "stage_worker/stage_limits.h"
 #include "stage_worker/step_stage.h"
-#include "tests/sim/sim_device.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 // Seconds that a step takes: fixed + per_row * rows + per_read * (entries that the rows read).
 struct StageCost {
@@ -54,4 +54,4 @@ class DigestStage final : public stage_worker::StepStage {
 std::vector<int32_t> SerialTokens(int stages, Reads reads, const std::vector<int32_t>& prompt,
                                   int count, uint64_t seed);
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

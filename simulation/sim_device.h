@@ -16,7 +16,7 @@
 #include "base/executor.h"
 #include "kernels/device.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 class SimDevice final : public kernels::Device {
  public:
@@ -86,4 +86,4 @@ class SimDevice final : public kernels::Device {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation

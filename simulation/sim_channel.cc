@@ -1,4 +1,4 @@
-#include "tests/sim/sim_channel.h"
+#include "simulation/sim_channel.h"
 
 #include <array>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "transport/slot_ring.h"
 
-namespace layercake::sim {
+namespace layercake::simulation {
 
 using transport::ChannelContext;
 using transport::ChannelGeometry;
@@ -198,4 +198,4 @@ absl::StatusOr<std::unique_ptr<transport::ChannelSender>> SimChannelFactory::Con
   return std::make_unique<Sender>(fabric_, options, std::move(ring), std::move(signal));
 }
 
-}  // namespace layercake::sim
+}  // namespace layercake::simulation
