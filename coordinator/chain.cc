@@ -205,6 +205,7 @@ absl::Status Chain::OnAssignedMessage(Worker& worker, v1::FromWorker& message) {
     case v1::FromWorker::kStageReady:
       LC_RETURN_IF_ERROR(CheckEpoch(message.stage_ready().term(), message.stage_ready().epoch()));
       worker.ready = std::move(*message.mutable_stage_ready());
+      if (events_.on_stage_ready) events_.on_stage_ready(worker.stage, *worker.ready);
       return absl::OkStatus();
     case v1::FromWorker::kStepResult:
       return OnStepResult(worker, std::move(*message.mutable_step_result()));

@@ -48,6 +48,8 @@ class Chain {
     absl::AnyInvocable<void(v1::StepResult)> on_step_result;  // in the order of the plans
     // What a serving stage says of itself with each heartbeat.
     absl::AnyInvocable<void(int stage, const v1::StageCounters&)> on_stage_counters = nullptr;
+    // A stage has loaded: what it takes and what it measured.
+    absl::AnyInvocable<void(int stage, const v1::StageReady&)> on_stage_ready = nullptr;
     absl::AnyInvocable<void(absl::Status)> on_failed;  // once
     absl::AnyInvocable<void()> on_changed;             // state or progress
   };

@@ -27,6 +27,13 @@ int LastToken(const PreparedRequest& request) {
   return static_cast<int>(std::min<int64_t>(last, std::numeric_limits<int>::max()));
 }
 
+v1::BlockCopy ToProto(const HostBlockCopy& copy) {
+  v1::BlockCopy proto;
+  proto.set_block(static_cast<uint32_t>(copy.block));
+  proto.set_host_block(static_cast<uint32_t>(copy.host_block));
+  return proto;
+}
+
 // Who shares fairly with others: the peer without its port, as each connection has another one.
 std::string FairnessKey(const std::string& client) {
   const size_t colon = client.rfind(':');
@@ -61,6 +68,8 @@ EngineImpl::EngineImpl(EngineOptions options, const model::Tokenizer& tokenizer,
                   [this](int stage, const v1::StageCounters& counters) {
                     OnStageCounters(stage, counters);
                   },
+              .on_stage_ready = [this](int stage,
+                                       const v1::StageReady& ready) { OnStageReady(stage, ready); },
               .on_failed = [this](absl::Status status) { OnChainFailed(status); },
               .on_changed = [this] { events_.on_changed(); },
           }) {}
@@ -273,6 +282,8 @@ void EngineImpl::Pump() {
 
 v1::MicroBatchPlan EngineImpl::BuildPlan(const ScheduledStep& step) {
   v1::MicroBatchPlan plan;
+  for (const HostBlockCopy& copy : step.copies.saves) *plan.add_saves() = ToProto(copy);
+  for (const HostBlockCopy& copy : step.copies.restores) *plan.add_restores() = ToProto(copy);
   for (const ScheduledRows& rows : step.rows) AddRows(rows, plan);
   for (const SequenceId id : step.ends) plan.add_ends(static_cast<uint64_t>(id));
   return plan;

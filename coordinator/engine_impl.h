@@ -83,6 +83,7 @@ class EngineImpl final : public Engine {
   absl::Status OnSequenceResult(const Owner& owner, v1::SequenceResult& result);
   absl::Status OnToken(const Owner& owner, v1::SampledToken& token);
   void OnStageCounters(int stage, const v1::StageCounters& counters);
+  void OnStageReady(int stage, const v1::StageReady& ready);
   void SendPromptLogprobs(RequestState& request, v1::SequenceResult& result);
   void SendDelta(RequestState& request, std::optional<v1::Delta> delta);
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/engine_impl.h"
 #include "proto/errors.h"
+#include "spdlog/spdlog.h"
 
 namespace layercake::coordinator {
 namespace {
@@ -19,6 +20,17 @@ void EngineImpl::OnStageCounters(int stage, const v1::StageCounters& counters) {
     scheduler_.StepTime(stage, static_cast<StepId>(time.step() - chain_step_offset_),
                         time.seconds());
   }
+}
+
+void EngineImpl::OnStageReady(int stage, const v1::StageReady& ready) {
+  const int blocks = options_.scheduler.host_blocks;
+  if (blocks == 0) return;
+  const double speed = ready.host_copy_gigabytes_per_second();
+  // What makes no sense counts as not measured.
+  const double seconds = static_cast<double>(ready.host_kv_bytes()) / blocks / (speed * 1e9);
+  scheduler_.SetCopySeconds(stage, speed > 0 ? seconds : 0);
+  spdlog::info("stage {}: host memory for {} KV blocks, {} bytes, copied at {:.1f} GB/s", stage,
+               blocks, ready.host_kv_bytes(), speed);
 }
 
 void EngineImpl::OnStepResult(v1::StepResult result) {

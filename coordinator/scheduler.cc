@@ -19,6 +19,8 @@ constexpr size_t kRecentSteps = 1024;  // whose shapes are kept for the stages' 
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
       pool_(options.kv_blocks),
+      host_blocks_(options.host_blocks),
+      copy_cost_(options.stages),
       flight_(options.stages, options.max_in_flight),
       costs_(static_cast<size_t>(options.stages)),
       last_timed_(static_cast<size_t>(options.stages)),
@@ -171,7 +173,9 @@ bool Scheduler::TryAdmit(Sequence& sequence) {
   if (sequence.in_flight > 0) return false;
   const std::vector<BlockPool::Hit> hits = Match(sequence);
   const auto hit_count = static_cast<int>(hits.size());
-  if (FollowAnother(sequence, hit_count)) return true;
+  const bool has_copy = HasCopy(sequence, hit_count);
+  if (has_copy && !MayRestore(sequence, hit_count)) return false;
+  if (!has_copy && FollowAnother(sequence, hit_count)) return true;
   int idle_hits = 0;  // blocks that stop being free when they are shared
   for (const BlockPool::Hit& hit : hits) idle_hits += pool_.owners(hit.block) == 0 ? 1 : 0;
   // One block more than the tokens need, so that it is not preempted at its first output; but
@@ -192,12 +196,19 @@ bool Scheduler::TryAdmit(Sequence& sequence) {
   }
   sequence.published = hit_count;
   sequence.computed = sequence.confirmed = hit_count * options_.block_tokens;
+  if (has_copy) RestoreBlocks(sequence);
   if (sequence.first_cached_tokens < 0) {
     sequence.first_cached_tokens = sequence.computed;
     cached_tokens_ += sequence.computed;
   }
-  sequence.state = Sequence::State::kPrompt;
   running_.insert(RankOf(sequence));
+  if (has_copy && sequence.pending() == 1) {  // goes on where it was
+    sequence.state = Sequence::State::kDecoding;
+    UpdateCounts(sequence);
+    MakeReady(sequence);
+    return true;
+  }
+  sequence.state = Sequence::State::kPrompt;
   prompts_.push_back(&sequence);
   sequence.leads_until = sequence.known();
   if (sequence.shares) leaders_.push_back(&sequence);
@@ -343,6 +354,7 @@ void Scheduler::Preempt(Sequence& sequence) {
   ReleaseFollowers(sequence, 0);
   LeavePrompts(sequence);
   std::erase(leaders_, &sequence);
+  SaveBlocks(sequence);
   ReleaseBlocks(sequence);
   sequence.state = Sequence::State::kResuming;
   sequence.computed = sequence.confirmed = 0;
@@ -376,6 +388,7 @@ void Scheduler::Retire(Sequence& sequence) {
     Confirm(sequence, full * options_.block_tokens);
   }
   ReleaseBlocks(sequence);
+  host_blocks_.Drop(sequence.id);
   if (sequence.known_to_chain) {
     // Sequences that were admitted but never sent are not in anybody's table; an end for them
     // would name a stranger.

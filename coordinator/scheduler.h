@@ -24,8 +24,9 @@
 //   - full blocks that were computed are kept for prompts that begin alike; a prompt that begins
 //     like one that is being computed waits for it instead of doing the same work
 //   - out of blocks: the last in order (batch before interactive, then the youngest) gives up its
-//     blocks and is computed again later; the first always can go on, because one context fits the
-//     pool (checked where the options are made)
+//     blocks and is computed again later, or gets them back from host memory where copying there
+//     and back takes less time than computing (host_blocks.h); the first always can go on, because
+//     one context fits the pool (checked where the options are made)
 //   - what a sequence gives up (it ended, or gave way) is free at once, although rows of it may
 //     still be in flight. Every stage runs the steps in planned order, one after the other on one
 //     device, and a step's block tables are those of its plan. So a row that reads or writes an old
@@ -50,6 +51,7 @@
 #include "coordinator/block_pool.h"
 #include "coordinator/fair_queue.h"
 #include "coordinator/flight_control.h"
+#include "coordinator/host_blocks.h"
 #include "coordinator/ids.h"
 #include "coordinator/step_cost.h"
 
@@ -58,10 +60,11 @@ namespace layercake::coordinator {
 // Faults made on purpose, so that a test can prove that it would find them. Only tests set one.
 enum class SchedulerFault : uint8_t {
   kNone,
-  kLeakBlock,      // a sequence that ends keeps a block for ever
-  kReuseBlock,     // a block that another sequence owns is given out as new
-  kDropCancel,     // a sequence that ends while its rows are in flight is never given up
-  kCacheUnwritten  // a sequence that ends publishes a block that is not full yet
+  kLeakBlock,       // a sequence that ends keeps a block for ever
+  kReuseBlock,      // a block that another sequence owns is given out as new
+  kDropCancel,      // a sequence that ends while its rows are in flight is never given up
+  kCacheUnwritten,  // a sequence that ends publishes a block that is not full yet
+  kWrongHostBlock   // a sequence gets two of its saved blocks back in each other's place
 };
 
 struct SchedulerOptions {
@@ -78,6 +81,10 @@ struct SchedulerOptions {
   // Tokens before the first rows (prefix hits) of the sequences that begin in one micro-batch, over
   // the first of them; what a plan slot was made for.
   int max_history_tokens = 4096;
+  // Of host memory on every stage; and how many of them one micro-batch may save, and likewise
+  // restore: what a plan slot was made for.
+  int host_blocks = 0;
+  int max_block_copies = 0;
   double max_stretch = 2.0;  // see above
   bool prefix_cache = true;
   bool run_ahead = false;  // one micro-batch more may be planned than max_in_flight
@@ -120,6 +127,7 @@ struct ScheduledStep {
   StepId step{};
   std::vector<ScheduledRows> rows;  // may be empty: then only `ends` matter
   std::vector<SequenceId> ends;     // sequences that the chain may forget
+  HostBlockCopies copies;           // done before any row
   StepShape shape;
 };
 
@@ -153,6 +161,8 @@ class Scheduler {
   void AllowRunAhead(bool allowed) { run_ahead_ = options_.run_ahead && allowed; }
   // What a stage measured. Steps that are long past are ignored.
   void StepTime(int stage, StepId step, double seconds);
+  // What a stage measured: to copy one block to host memory, or back. 0: it has not.
+  void SetCopySeconds(int stage, double seconds) { copy_cost_.Set(stage, seconds); }
 
   int running() const { return static_cast<int>(running_.size()); }
   int queued() const { return queue_.size() + static_cast<int>(resuming_.size()) + following_; }
@@ -160,7 +170,10 @@ class Scheduler {
   int wanted_in_flight() const { return flight_.wanted(); }
   std::optional<StepId> oldest_in_flight() const;
   const BlockPool& blocks() const { return pool_; }
+  const HostBlocks& host_blocks() const { return host_blocks_; }
   int64_t preemptions() const { return preemptions_; }
+  // Those of them whose blocks were copied to host memory.
+  int64_t copied_preemptions() const { return copied_preemptions_; }
   int64_t cached_tokens() const { return cached_tokens_; }
   // Of its prompt, when it was first admitted.
   int CachedTokens(SequenceId id) const;
@@ -233,8 +246,22 @@ class Scheduler {
   BlockId AllocateBlock(Sequence& sequence);
   bool MakeRoom(const Sequence& for_sequence, int blocks);
 
+  // scheduler_copies.cc: host memory for those that give way.
+  double SecondsToCompute(int first, int end) const;
+  // Plans that the blocks are saved, where that is cheaper than computing them again.
+  void SaveBlocks(Sequence& sequence);
+  // Something was saved and fits behind `hits` blocks that were found; else it is given back.
+  bool HasCopy(Sequence& sequence, int hits);
+  // Its restores fit the step that is being formed.
+  bool MayRestore(const Sequence& sequence, int hits) const;
+  // What was saved goes behind the blocks that it has already.
+  void RestoreBlocks(Sequence& sequence);
+  HostBlockCopies TakeCopies();
+
   const SchedulerOptions options_;
   BlockPool pool_;
+  HostBlocks host_blocks_;
+  HostCopyCost copy_cost_;
   FairQueue queue_;
   FlightControl flight_;
   std::vector<StepCostModel> costs_;  // of each stage
@@ -262,6 +289,7 @@ class Scheduler {
   int history_tokens_ = 0;  // of the step that is being formed
   int known_to_chain_ = 0;
   int64_t preemptions_ = 0;
+  int64_t copied_preemptions_ = 0;
   int64_t cached_tokens_ = 0;
 };
 

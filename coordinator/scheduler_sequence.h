@@ -26,11 +26,12 @@ struct Scheduler::Sequence {
   int last_token = 0;  // as in NewSequence
 
   State state = State::kQueued;
-  int computed = 0;   // in finished steps, or in flight
-  int confirmed = 0;  // in finished steps
-  int in_flight = 0;  // steps
-  int life = 0;       // how often it gave way
-  StepId planned{};   // the latest step with rows of it
+  int computed = 0;      // in finished steps, or in flight
+  int confirmed = 0;     // in finished steps
+  int in_flight = 0;     // steps
+  int life = 0;          // how often it gave way
+  StepId planned{};      // the latest step with rows of it, or that restores its blocks
+  int saved_tokens = 0;  // computed when its blocks were saved to host memory
   bool paused = false;
   bool begun = false;           // the chain knows it, with its present sampling state
   bool known_to_chain = false;  // counted in known_to_chain_

@@ -37,7 +37,10 @@ std::optional<ScheduledStep> Scheduler::NextStep() {
     ScheduleAhead(ready_ahead_.front().step, share, step);
   }
   const int prompt_rows = static_cast<int>(step.shape.rows) - decode_rows;
-  if (step.rows.empty() && pending_ends_.empty()) return std::nullopt;
+  if (step.rows.empty() && pending_ends_.empty() && host_blocks_.planned().empty()) {
+    return std::nullopt;
+  }
+  step.copies = TakeCopies();
   if (!step.rows.empty()) turn_ = (turn_ + 1) % flight_.wanted();
 
   StepInFlight record{
@@ -48,7 +51,9 @@ std::optional<ScheduledStep> Scheduler::NextStep() {
                            .life = Find(rows.sequence)->life,
                            .end = rows.first + rows.count});
   }
-  recent_shapes_[next_step_ % recent_shapes_.size()] = {step.step, step.shape};
+  // What a step with copies takes says little of what computing costs.
+  recent_shapes_[next_step_ % recent_shapes_.size()] = {
+      step.step, step.copies.empty() ? step.shape : StepShape{}};
   in_flight_.push_back(std::move(record));
   ++next_step_;
   known_to_chain_ -= static_cast<int>(pending_ends_.size());

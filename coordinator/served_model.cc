@@ -213,6 +213,9 @@ EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const 
   scheduler.max_queued = options.max_queued;
   scheduler.kv_blocks = model.plan.kv_blocks;
   scheduler.block_tokens = model.plan.kv_block_tokens;
+  scheduler.host_blocks = model.plan.host_kv_blocks;
+  scheduler.max_block_copies = MaxBlockCopies(model.plan.host_kv_blocks, model.plan.context_tokens,
+                                              model.plan.kv_block_tokens);
   engine.model_name = model.name;
   return engine;
 }
