@@ -159,7 +159,8 @@ class ChannelReceiver {
   // next frame comes when all of this one was there and checked, and so does its Release.
   virtual absl::StatusOr<std::optional<ReceivedFrame>> PollBegun(Lane lane) { return Poll(lane); }
   // How many bytes of such a frame's payload are there, from its start; on_ready runs when there
-  // are more. They may be read, and nothing that was made of them may be used before CheckArrived.
+  // are more than a call said that said nothing new. They may be read, and nothing that was made of
+  // them may be used before CheckArrived.
   virtual absl::StatusOr<uint32_t> Arrived(const ReceivedFrame& frame) {
     return frame.header.payload_bytes;
   }

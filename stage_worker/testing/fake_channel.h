@@ -29,6 +29,11 @@ struct FakeRing {
   // Activation slots look like a device's (to a device whose memory is the host's).
   bool device_slots = false;
   bool hold = false;  // frames stay in `sent` until the test delivers them
+  // Not 0: activations go in parts. What was said of the one under way, and what came of it.
+  uint32_t part_bytes = 0;
+  std::vector<uint32_t> said;  // of all frames in parts
+  uint32_t arrived = 0;
+  absl::Status harm;  // what the check of the next part says
 
   FakeRing(uint32_t plan_slots, uint32_t plan_bytes, uint32_t activation_slots,
            uint32_t activation_bytes) {
@@ -82,6 +87,7 @@ class FakeSender final : public transport::ChannelSender {
     received.header.sequence = state.committed++;
     received.header.section_bytes = frame.section_bytes;
     received.header.payload_bytes = frame.payload_bytes;
+    received.header.sent_us = frame.sent_us;
     received.slot = slot.index;
     received.payload = {slot.memory.address, frame.payload_bytes, slot.memory.space};
     if (slot.memory.space == kernels::MemorySpace::kDevice) {
@@ -92,9 +98,23 @@ class FakeSender final : public transport::ChannelSender {
     if (!ring_.hold) ring_.Deliver(slot.lane);
     return absl::OkStatus();
   }
+  uint32_t part_bytes() const override { return ring_.part_bytes; }
+  absl::Status CommitPart(const transport::SendSlot& slot, const transport::OutgoingFrame& frame,
+                          uint32_t bytes) override {
+    const bool first = ring_.said.empty() || ring_.said.back() == all_;
+    all_ = frame.payload_bytes;
+    ring_.said.push_back(bytes);
+    if (!first) return absl::OkStatus();
+    ring_.arrived = bytes;
+    absl::Status committed = Commit(slot, frame);
+    FakeRing::LaneState& state = ring_.lane(slot.lane);
+    (state.sent.empty() ? state.arrived : state.sent).back().header.first_part_bytes = bytes;
+    return committed;
+  }
 
  private:
   FakeRing& ring_;
+  uint32_t all_ = 0;  // of the last frame in parts
 };
 
 class FakeReceiver final : public transport::ChannelReceiver {
@@ -112,6 +132,12 @@ class FakeReceiver final : public transport::ChannelReceiver {
     state.arrived.pop_front();
     return std::optional<transport::ReceivedFrame>(frame);
   }
+  // As much as the test says (ring.arrived).
+  absl::StatusOr<uint32_t> Arrived(const transport::ReceivedFrame& frame) override {
+    if (frame.header.first_part_bytes == 0) return frame.header.payload_bytes;
+    return std::min(ring_.arrived, frame.header.payload_bytes);
+  }
+  absl::Status CheckArrived(const transport::ReceivedFrame&) override { return ring_.harm; }
   absl::Status Release(transport::Lane lane, uint32_t slot) override {
     FakeRing::LaneState& state = ring_.lane(lane);
     ++state.released;
