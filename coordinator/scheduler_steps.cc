@@ -306,7 +306,9 @@ bool Scheduler::MakeRoom(const Sequence& for_sequence, int blocks) {
       if (*rank <= RankOf(for_sequence)) break;
       Sequence* const candidate = Find(rank->second);
       // Rows of one step have no order among them.
-      if (candidate->planned == forming || candidate->blocks.empty()) continue;
+      const bool in_step = candidate->planned == forming;
+      if (in_step && options_.fault != SchedulerFault::kReuseInStep) continue;
+      if (candidate->blocks.empty()) continue;
       victim = candidate;
       break;
     }
