@@ -36,8 +36,10 @@ std::string Kinds(absl::Span<transport::ChannelFactory* const> factories) {
                       device_slots ? "" : " (cuda_ipc needs a CUDA device)");
 }
 
-bool Offers(const v1::ChannelOffer& offer, TransportKind kind) {
-  return std::any_of(offer.kinds().begin(), offer.kinds().end(),
+using OfferedKinds = google::protobuf::RepeatedPtrField<v1::KindOffer>;
+
+bool Offers(const OfferedKinds& kinds, TransportKind kind) {
+  return std::any_of(kinds.begin(), kinds.end(),
                      [&](const v1::KindOffer& entry) { return entry.kind() == NameOf(kind); });
 }
 
@@ -55,12 +57,14 @@ absl::StatusOr<std::unique_ptr<UpstreamEnd>> UpstreamEnd::Create(const Neighbour
   std::string failures;
   for (transport::ChannelFactory* factory : context.factories) {
     if (request.kind.has_value() && *request.kind != factory->kind()) continue;
+    // Tokens are host data.
+    if (options.feedback && factory->kind() == TransportKind::kCudaIpc) continue;
     const absl::Status opened = end->Open(*factory);
     if (opened.ok()) continue;
     absl::StrAppend(&failures, "; ", NameOf(factory->kind()), ": ", opened.ToString());
     if (!request.kind.has_value()) {
       spdlog::warn("stage {}: no {} channel from stage {}: {}", options.stage,
-                   NameOf(factory->kind()), options.stage - 1, opened.ToString());
+                   NameOf(factory->kind()), options.peer_stage, opened.ToString());
     }
   }
   if (end->candidates_.empty()) {
@@ -90,7 +94,7 @@ UpstreamEnd::~UpstreamEnd() {
 transport::ChannelOptions UpstreamEnd::ChannelOptions() const {
   return {.ring = options_.ring,
           .geometry = options_.geometry,
-          .peer = DescribePeer(options_.stage - 1, {})};
+          .peer = DescribePeer(options_.peer_stage, {})};
 }
 
 absl::Status UpstreamEnd::Open(transport::ChannelFactory& factory) {
@@ -104,7 +108,7 @@ absl::Status UpstreamEnd::Open(transport::ChannelFactory& factory) {
   context.on_ready = [this, index] { OnChannel(index); };
   LC_ASSIGN_OR_RETURN(candidate->receiver,
                       factory.CreateReceiver(ChannelOptions(), std::move(context)));
-  v1::KindOffer* kind = offer_.add_kinds();
+  v1::KindOffer* kind = options_.feedback ? offer_.add_feedback_kinds() : offer_.add_kinds();
   kind->set_kind(NameOf(factory.kind()));
   kind->set_blob(candidate->receiver->offer());
   candidates_.push_back(std::move(candidate));
@@ -158,7 +162,8 @@ void UpstreamEnd::Choose(Candidate& candidate) {
   v1::ChannelReady ready;
   ready.set_term(options_.ring.term);
   ready.set_epoch(options_.ring.epoch);
-  ready.set_end(v1::ChannelReady::END_RECEIVER);
+  ready.set_end(options_.feedback ? v1::ChannelReady::END_FEEDBACK_RECEIVER
+                                  : v1::ChannelReady::END_RECEIVER);
   ready.set_kind(NameOf(candidate.kind));
   ready.set_reason("the sender chose it");
   callbacks_.on_ready(ready);
@@ -166,7 +171,7 @@ void UpstreamEnd::Choose(Candidate& candidate) {
 
 void UpstreamEnd::Drop(Candidate& candidate, const absl::Status& reason) {
   spdlog::warn("stage {}: the {} channel from stage {} failed while connecting: {}", options_.stage,
-               NameOf(candidate.kind), options_.stage - 1, reason.ToString());
+               NameOf(candidate.kind), options_.peer_stage, reason.ToString());
   if (candidate.timer != base::TimerId::kNone) {
     context_.timers->Cancel(std::exchange(candidate.timer, base::TimerId::kNone));
   }
@@ -178,7 +183,7 @@ void UpstreamEnd::Drop(Candidate& candidate, const absl::Status& reason) {
   if (left) return;
   callbacks_.on_failure(absl::Status(
       reason.code(), absl::StrCat("stage ", options_.stage, ": no channel from stage ",
-                                  options_.stage - 1, " is left (transport \"", options_.transport,
+                                  options_.peer_stage, " is left (transport \"", options_.transport,
                                   "\"): ", NameOf(candidate.kind), ": ", reason.message())));
 }
 
@@ -192,13 +197,14 @@ absl::StatusOr<std::unique_ptr<DownstreamEnd>> DownstreamEnd::Create(
         absl::StrCat("channel offer of term ", offer.term(), " epoch ", offer.epoch(),
                      "; this stage runs term ", options.ring.term, " epoch ", options.ring.epoch));
   }
-  if (offer.receiver_stage() != options.stage + 1) {
+  if (offer.receiver_stage() != options.peer_stage) {
     return absl::FailedPreconditionError(absl::StrCat(
         "channel offer of stage ", offer.receiver_stage(), " came to stage ", options.stage));
   }
-  if (offer.kinds().empty() || offer.kinds_size() > kMaxOfferedKinds) {
-    return absl::InvalidArgumentError(absl::StrCat("channel offer of ", offer.kinds_size(),
-                                                   " kinds, must be 1 to ", kMaxOfferedKinds));
+  const int kinds = options.feedback ? offer.feedback_kinds_size() : offer.kinds_size();
+  if (kinds == 0 || kinds > kMaxOfferedKinds) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("channel offer of ", kinds, " kinds, must be 1 to ", kMaxOfferedKinds));
   }
   LC_RETURN_IF_ERROR(transport::ValidateGeometry(options.geometry));
   std::unique_ptr<DownstreamEnd> end(
@@ -231,17 +237,18 @@ DownstreamEnd::~DownstreamEnd() {
 absl::Status DownstreamEnd::Plan(const v1::ChannelOffer& offer) {
   LC_ASSIGN_OR_RETURN(const transport::TransportRequest request,
                       transport::ParseTransportRequest(offer.transport()));
+  const OfferedKinds& kinds = options_.feedback ? offer.feedback_kinds() : offer.kinds();
   LC_ASSIGN_OR_RETURN(const transport::EndpointFacts peer,
-                      FromProto(offer.host(), Offers(offer, TransportKind::kUcx),
-                                Offers(offer, TransportKind::kCudaIpc)));
+                      FromProto(offer.host(), Offers(kinds, TransportKind::kUcx),
+                                Offers(kinds, TransportKind::kCudaIpc)));
   LC_ASSIGN_OR_RETURN(const transport::TransportChoice choice,
                       transport::ChooseTransport(request, options_.facts, peer));
-  reason_ = choice.reason;
+  reason_ = options_.feedback ? "for sampled tokens" : choice.reason;
   for (const TransportKind kind : choice.kinds) {
     // What was asked for by name is not replaced by something else.
     if (request.kind.has_value() && *request.kind != kind) continue;
     if (FactoryOf(kind) == nullptr) continue;
-    for (const v1::KindOffer& entry : offer.kinds()) {
+    for (const v1::KindOffer& entry : kinds) {
       if (entry.kind() != NameOf(kind)) continue;
       attempts_.push_back({kind, entry.blob()});
       break;
@@ -250,7 +257,7 @@ absl::Status DownstreamEnd::Plan(const v1::ChannelOffer& offer) {
   if (attempts_.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "no channel to ", peer_, " for transport \"", offer.transport(), "\": ", "it offers ",
-        offer.kinds_size(), " kinds, none of which fits (", reason_, ")"));
+        kinds.size(), " kinds, none of which fits (", reason_, ")"));
   }
   return absl::OkStatus();
 }
@@ -342,7 +349,8 @@ void DownstreamEnd::Finish() {
   v1::ChannelReady ready;
   ready.set_term(options_.ring.term);
   ready.set_epoch(options_.ring.epoch);
-  ready.set_end(v1::ChannelReady::END_SENDER);
+  ready.set_end(options_.feedback ? v1::ChannelReady::END_FEEDBACK_SENDER
+                                  : v1::ChannelReady::END_SENDER);
   ready.set_kind(NameOf(attempts_[current_].kind));
   ready.set_reason(failures_.empty() ? reason_ : absl::StrCat(reason_, "; after ", failures_));
   // Of one way.

@@ -38,9 +38,11 @@ struct NeighbourOptions {
   transport::RingId ring;
   transport::ChannelGeometry geometry;
   int stage = 0;                                       // this one
+  int peer_stage = 0;                                  // at the other end
+  bool feedback = false;                               // the way back: tokens alone (feedback.h)
   transport::EndpointFacts facts;                      // of this process
   v1::HostIdentity host;                               // the same for the wire (endpoint.h)
-  std::string transport = "auto";                      // of the Assignment: the upstream channel's
+  std::string transport = "auto";                      // of the Assignment; the receiving end's
   absl::Duration connect_timeout = absl::Seconds(10);  // of one kind, probe included
 };
 

@@ -61,6 +61,8 @@ class NeighbourTest : public ::testing::Test {
     options.ring = {7, 3};
     options.geometry = {4, 4096, 2, 65536};
     options.stage = stage;
+    options.peer_stage = 1 - stage;
+    options.feedback = feedback_;
     options.facts = facts_;
     options.host = ToProto(facts_, "b");
     options.transport = transport;
@@ -110,6 +112,7 @@ class NeighbourTest : public ::testing::Test {
   std::vector<transport::ChannelFactory*> receiving_ = {&local_, &pinned_};
   std::vector<transport::ChannelFactory*> sending_ = {&local_, &pinned_};
   transport::EndpointFacts facts_;
+  bool feedback_ = false;
   layercake::testing::LoopThread loop_;
   std::unique_ptr<UpstreamEnd> upstream_;
   std::unique_ptr<DownstreamEnd> downstream_;
@@ -267,6 +270,31 @@ TEST_F(CudaNeighbours, MeetInHostMemoryWhenOneIsOnACpu) {
   Connect("auto");
   ASSERT_TRUE(sent_.ok()) << sent_.status();
   EXPECT_EQ(sent_->kind(), "pinned_host");
+}
+
+TEST_F(CudaNeighbours, SendTokensThroughHostMemory) {
+  feedback_ = true;
+  Connect("auto");
+  received_done_.WaitForNotification();
+  ASSERT_TRUE(sent_.ok()) << sent_.status();
+  EXPECT_EQ(sent_->kind(), "pinned_host");
+  EXPECT_EQ(sent_->end(), v1::ChannelReady::END_FEEDBACK_SENDER);
+  EXPECT_EQ(received_->end(), v1::ChannelReady::END_FEEDBACK_RECEIVER);
+  EXPECT_EQ(upstream_->offer().kinds_size(), 0);
+  EXPECT_EQ(upstream_->offer().feedback_kinds_size(), 1);
+}
+
+TEST_F(NeighbourTest, TakesNoOfferOfActivationsForTheWayBack) {
+  loop_.Run([&] {
+    upstream_ = UpstreamEnd::Create(Options(1, "auto"), Context(receiving_),
+                                    Callbacks(received_, received_done_))
+                    .value();
+    feedback_ = true;
+    EXPECT_TRUE(absl::IsInvalidArgument(DownstreamEnd::Create(Options(0, "auto"), Context(sending_),
+                                                              upstream_->offer(),
+                                                              Callbacks(sent_, sent_done_))
+                                            .status()));
+  });
 }
 
 TEST(Endpoint, SurvivesTheWire) {

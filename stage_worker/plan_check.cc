@@ -19,6 +19,7 @@ struct Known {
   uint32_t branch = 0;
   size_t length = 0;
   absl::Span<const int32_t> blocks;
+  uint64_t sampled_step = 0;
 };
 
 template <class... Parts>
@@ -94,7 +95,6 @@ absl::Status CheckNoSpeculation(const v1::RowDescriptor& rows) {
   if (rows.draft_source() != 0) field = "draft_source";
   if (rows.parent() != 0) field = "parent";
   if (rows.speculative_blocks() != 0) field = "speculative_blocks";
-  if (rows.token_of_step() != 0) field = "token_of_step";
   if (!rows.token_mask().empty()) field = "token_mask";
   if (field.empty()) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
@@ -225,12 +225,41 @@ absl::Status CheckWrites(const v1::RowDescriptor& rows, const StageLimits& limit
   return absl::OkStatus();
 }
 
-absl::Status CheckRows(const v1::RowDescriptor& rows, const StageLimits& limits, const Known& known,
-                       absl::flat_hash_set<uint64_t>& written) {
+// A row whose token an earlier step samples, perhaps not yet.
+absl::Status CheckTokenOfStep(const v1::RowDescriptor& rows, const StageLimits& limits,
+                              uint64_t step, const Known& known) {
+  const uint64_t of = rows.token_of_step();
+  if (rows.tokens_size() != 1) {
+    return Invalid("sequence ", rows.sequence(), ": token_of_step with ", rows.tokens_size(),
+                   " tokens, must be one");
+  }
+  if (of >= step || step - of > static_cast<uint64_t>(limits.max_in_flight)) {
+    return Wrong("sequence ", rows.sequence(), ": token_of_step ", of, " in step ", step,
+                 " must be one of the ", limits.max_in_flight, " before it (max_in_flight)");
+  }
+  if (of != known.sampled_step || rows.kv_position() != known.length) {
+    return Wrong(
+        "sequence ", rows.sequence(), ": step ", of, " does not sample the token of position ",
+        rows.kv_position(), "; known are ", known.length, " positions and ",
+        known.sampled_step == 0 ? std::string("no sampling step")
+                                : absl::StrCat("step ", known.sampled_step, " after them"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTokens(const v1::RowDescriptor& rows, const StageLimits& limits, uint64_t step,
+                         const Known& known) {
   if (rows.tokens_size() == 0) return Invalid("sequence ", rows.sequence(), ": no tokens");
+  if (rows.token_of_step() != 0) return CheckTokenOfStep(rows, limits, step, known);
   for (const int32_t token : rows.tokens()) {
     LC_RETURN_IF_ERROR(CheckToken(token, limits, absl::StrCat("sequence ", rows.sequence())));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRows(const v1::RowDescriptor& rows, const StageLimits& limits, uint64_t step,
+                       const Known& known, absl::flat_hash_set<uint64_t>& written) {
+  LC_RETURN_IF_ERROR(CheckTokens(rows, limits, step, known));
   if (rows.branch() < known.branch) {
     return Wrong("sequence ", rows.sequence(), ": branch ", rows.branch(), " is older than ",
                  known.branch);
@@ -290,11 +319,11 @@ absl::Status CheckPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits
     if (const auto it = begun.find(rows.sequence()); it != begun.end()) {
       known.length = static_cast<size_t>(it->second->history_size());
     } else if (const Sequence* sequence = table.Find(rows.sequence()); sequence != nullptr) {
-      known = {sequence->branch, sequence->length, sequence->blocks};
+      known = {sequence->branch, sequence->length, sequence->blocks, sequence->sampled_step};
     } else {
       return Wrong("sequence ", rows.sequence(), " has rows but was not begun");
     }
-    LC_RETURN_IF_ERROR(CheckRows(rows, limits, known, written));
+    LC_RETURN_IF_ERROR(CheckRows(rows, limits, plan.step(), known, written));
   }
   absl::flat_hash_set<uint64_t> ended;
   for (const uint64_t id : plan.ends()) {
@@ -308,8 +337,9 @@ absl::Status CheckPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits
 
 namespace {
 
-void ApplyBegin(const v1::SequenceBegin& begin, bool keep_history, SequenceTable& table) {
-  Sequence sequence(begin.prompt_tokens());
+void ApplyBegin(const v1::SequenceBegin& begin, bool keep_history, SequenceTable& table,
+                StepPlan& step) {
+  Sequence sequence;
   const v1::ResolvedSampling& from = begin.sampling();
   sequence.sampling = {.temperature = from.temperature(),
                        .top_k = from.top_k(),
@@ -321,14 +351,16 @@ void ApplyBegin(const v1::SequenceBegin& begin, bool keep_history, SequenceTable
                        .seed = from.seed()};
   sequence.top_logprobs = from.top_logprobs();
   sequence.length = static_cast<size_t>(begin.history_size());
-  sequence.keeps_history = keep_history && HasPenalties(sequence.sampling);
-  if (sequence.keeps_history) {
-    for (const int32_t token : begin.history()) sequence.history.Append(token);
+  step.begins.push_back(begin.sequence());
+  if (keep_history && HasPenalties(sequence.sampling)) {
+    step.histories.push_back({.sequence = begin.sequence(),
+                              .prompt_tokens = begin.prompt_tokens(),
+                              .tokens = {begin.history().begin(), begin.history().end()}});
   }
   table.Begin(begin.sequence(), std::move(sequence));
 }
 
-void ApplyToSequence(const v1::RowDescriptor& rows, Sequence& sequence) {
+void ApplyToSequence(const v1::RowDescriptor& rows, uint64_t step, Sequence& sequence) {
   sequence.branch = rows.branch();
   if (rows.blocks_size() > 0) {
     sequence.blocks.resize(rows.table_start());
@@ -337,17 +369,14 @@ void ApplyToSequence(const v1::RowDescriptor& rows, Sequence& sequence) {
     }
   }
   sequence.length = rows.kv_position() + static_cast<size_t>(rows.tokens_size());
-  if (sequence.keeps_history) {
-    sequence.history.Truncate(rows.kv_position());
-    for (const int32_t token : rows.tokens()) sequence.history.Append(token);
-  }
+  sequence.sampled_step = SampledRows(rows) > 0 ? step : 0;
 }
 
 void AppendRows(const v1::RowDescriptor& rows, StepPlan& step) {
   const auto index = static_cast<int32_t>(step.sequences.size());
   for (int i = 0; i < rows.tokens_size(); ++i) {
     const auto position = static_cast<int32_t>(rows.kv_position()) + i;
-    step.tokens.push_back(rows.tokens(i));
+    step.tokens.push_back(rows.token_of_step() == 0 ? rows.tokens(i) : 0);
     step.kv_positions.push_back(position);
     step.rope_positions.push_back(rows.rope_positions_size() > 0 ? rows.rope_positions(i)
                                                                  : position);
@@ -363,12 +392,11 @@ StepPlan ApplyPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits,
   step.step = plan.step();
   step.copies = table.saved_blocks().Apply(plan);
   for (const v1::SequenceBegin& begin : plan.begins()) {
-    ApplyBegin(begin, limits.last(), table);
-    step.begins.push_back(begin.sequence());
+    ApplyBegin(begin, limits.last(), table, step);
   }
   for (const v1::RowDescriptor& rows : plan.rows()) {
     Sequence& sequence = *table.Find(rows.sequence());
-    ApplyToSequence(rows, sequence);
+    ApplyToSequence(rows, plan.step(), sequence);
     StepSequence part;
     part.id = rows.sequence();
     part.branch = rows.branch();
@@ -376,10 +404,10 @@ StepPlan ApplyPlan(const v1::MicroBatchPlan& plan, const StageLimits& limits,
     part.row_count = rows.tokens_size();
     part.sampled_rows = SampledRows(rows);
     part.score_tokens = rows.score_tokens();
+    part.token_of_step = rows.token_of_step();
     part.blocks = sequence.blocks;
     part.sampling = sequence.sampling;
     part.top_logprobs = sequence.top_logprobs;
-    if (sequence.keeps_history && part.sampled_rows > 0) part.seen = sequence.history.Seen();
     AppendRows(rows, step);
     step.sequences.push_back(std::move(part));
   }

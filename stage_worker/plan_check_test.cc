@@ -119,18 +119,74 @@ TEST(PlanCheck, AcceptsAStepWithoutRows) {
   EXPECT_EQ(step->rows(), 0);
 }
 
-TEST(PlanCheck, GivesPenaltiesTheTokensUpToTheSampledRow) {
-  SequenceTable table;
+TEST(PlanCheck, GivesTheLastStageThePastThatPenaltiesNeed) {
   v1::MicroBatchPlan plan = FirstPlan();
   plan.mutable_begins(0)->mutable_sampling()->set_presence_penalty(1);
-  plan.mutable_begins(0)->set_prompt_tokens(4);
-  const absl::StatusOr<StepPlan> first = AdmitPlan(plan, TestLimits(), 0, table);
-  ASSERT_TRUE(first.ok()) << first.status();
-  const std::vector<kernels::SeenToken>& seen = first->sequences[0].seen;
-  ASSERT_EQ(seen.size(), 5u);
-  EXPECT_EQ(seen[3].output_count, 0);
-  EXPECT_EQ(seen[4].token, 5);
-  EXPECT_EQ(seen[4].output_count, 1) << "position 4 is beyond the prompt of 4 tokens";
+  plan.mutable_begins(0)->add_history(9);
+  plan.mutable_rows(0)->set_kv_position(1);
+  SequenceTable table;
+  const absl::StatusOr<StepPlan> step = AdmitPlan(plan, TestLimits(), 0, table);
+  ASSERT_TRUE(step.ok()) << step.status();
+  ASSERT_EQ(step->histories.size(), 1u);
+  EXPECT_EQ(step->histories[0].sequence, 5u);
+  EXPECT_EQ(step->histories[0].prompt_tokens, 5u);
+  EXPECT_THAT(step->histories[0].tokens, ElementsAre(9));
+  SequenceTable other;
+  StageLimits first_of_two = TestLimits();
+  first_of_two.stage_count = 2;
+  EXPECT_TRUE(AdmitPlan(plan, first_of_two, 0, other)->histories.empty());
+  SequenceTable without;
+  EXPECT_TRUE(AdmitPlan(FirstPlan(), TestLimits(), 0, without)->histories.empty());
+}
+
+TEST(PlanCheck, TakesARowWhoseTokenAnEarlierStepSamples) {
+  SequenceTable table;
+  ASSERT_TRUE(AdmitPlan(FirstPlan(), TestLimits(), 0, table).ok());
+  v1::MicroBatchPlan plan = SecondPlan();
+  plan.mutable_rows(0)->set_token_of_step(1);
+  plan.mutable_rows(0)->set_tokens(0, -77);  // means nothing
+  for (uint64_t step = 2; step <= 3; ++step) {
+    plan.set_step(step);
+    plan.mutable_rows(0)->set_kv_position(static_cast<uint32_t>(step) + 3);
+    plan.mutable_rows(0)->set_token_of_step(step - 1);
+    const absl::StatusOr<StepPlan> admitted = AdmitPlan(plan, TestLimits(), step - 1, table);
+    ASSERT_TRUE(admitted.ok()) << admitted.status();
+    EXPECT_THAT(admitted->tokens, ElementsAre(0));
+    EXPECT_EQ(admitted->sequences[0].token_of_step, step - 1);
+  }
+}
+
+TEST(PlanCheck, LimitsHowLongAgoATokenWasSampled) {
+  SequenceTable table;
+  ASSERT_TRUE(AdmitPlan(FirstPlan(), TestLimits(), 0, table).ok());
+  v1::MicroBatchPlan empty;
+  empty.set_term(7);
+  empty.set_epoch(3);
+  empty.set_step(2);
+  ASSERT_TRUE(AdmitPlan(empty, TestLimits(), 1, table).ok());
+  v1::MicroBatchPlan plan = SecondPlan();
+  plan.mutable_rows(0)->set_token_of_step(1);
+  plan.set_step(3);
+  EXPECT_TRUE(CheckPlan(plan, TestLimits(), 2, table).ok()) << "max_in_flight is 2";
+  empty.set_step(3);
+  ASSERT_TRUE(AdmitPlan(empty, TestLimits(), 2, table).ok());
+  plan.set_step(4);
+  const absl::Status late = CheckPlan(plan, TestLimits(), 3, table);
+  EXPECT_EQ(late.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(late.message()), HasSubstr("max_in_flight"));
+}
+
+// Step 1 gives sequence 5 tokens without sampling one after them.
+TEST(PlanCheck, RefusesTheTokenOfAStepThatSamplesNone) {
+  SequenceTable table;
+  v1::MicroBatchPlan first = FirstPlan();
+  first.mutable_rows(0)->clear_sample_bitmap();
+  ASSERT_TRUE(AdmitPlan(first, TestLimits(), 0, table).ok());
+  v1::MicroBatchPlan plan = SecondPlan();
+  plan.mutable_rows(0)->set_token_of_step(1);
+  const absl::Status status = CheckPlan(plan, TestLimits(), 1, table);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no sampling step"));
 }
 
 struct Refusal {
@@ -207,6 +263,38 @@ std::vector<Refusal> Refusals() {
       {"rope position too far", [](Plan& p) { Row(p).add_rope_positions(32); }, kInvalid, "32"},
       {"drafts", [](Plan& p) { Row(p).set_known_tokens(0); }, kNot, "known_tokens"},
       {"speculative", [](Plan& p) { Row(p).set_speculative(true); }, kNot, "speculative"},
+      {"a token of this step", [](Plan& p) { Row(p).set_token_of_step(2); }, kWrong,
+       "must be one of the 2 before"},
+      {"a token of a later step", [](Plan& p) { Row(p).set_token_of_step(~uint64_t{0}); }, kWrong,
+       "must be one of the 2 before"},
+      {"two tokens of a step",
+       [](Plan& p) {
+         Row(p).set_token_of_step(1);
+         Row(p).add_tokens(1);
+         Row(p).set_known_tokens(2);
+       },
+       kInvalid, "with 2 tokens"},
+      {"an unknown token of a step",
+       [](Plan& p) {
+         Row(p).set_token_of_step(1);
+         Row(p).set_known_tokens(0);
+       },
+       kNot, "known_tokens"},
+      {"a token of a step at an earlier position",
+       [](Plan& p) {
+         Row(p).set_token_of_step(1);
+         Row(p).set_kv_position(4);
+       },
+       kWrong, "does not sample the token of position 4"},
+      {"a token of a step of a sequence that begins here",
+       [](Plan& p) {
+         *p.add_begins() = BeginOf(5, 5);
+         Row(p).set_token_of_step(1);
+         Row(p).set_kv_position(0);
+         Row(p).set_table_start(0);
+         Row(p).add_blocks(3);
+       },
+       kWrong, "no sampling step"},
       {"token mask", [](Plan& p) { Row(p).set_token_mask("x"); }, kNot, "token_mask"},
       {"end of a stranger", [](Plan& p) { p.add_ends(77); }, kWrong, "77"},
       {"end twice",

@@ -8,48 +8,18 @@
 #include <map>
 #include <vector>
 
-#include "absl/container/btree_map.h"
-#include "absl/types/span.h"
 #include "kernels/sampling.h"
 #include "stage_worker/block_copies.h"
 
 namespace layercake::stage_worker {
 
-// Which tokens a prefix of a sequence holds, and how often its output does: what penalties need.
-// A token at position >= prompt_tokens is output.
-class TokenHistory {
- public:
-  explicit TokenHistory(uint32_t prompt_tokens) : prompt_tokens_(prompt_tokens) {}
-
-  void Append(int32_t token);
-  // Forgets the tokens at `length` and after (drafts that did not stand).
-  void Truncate(size_t length);
-
-  size_t length() const { return tokens_.size(); }
-  // Each token once, ascending.
-  std::vector<kernels::SeenToken> Seen() const;
-
- private:
-  struct Count {
-    int32_t all = 0;
-    int32_t output = 0;
-  };
-  uint32_t prompt_tokens_;
-  std::vector<int32_t> tokens_;             // by position
-  absl::btree_map<int32_t, Count> counts_;  // ordered: what leaves here must not depend on hashes
-};
-
 struct Sequence {
-  explicit Sequence(uint32_t prompt_tokens) : history(prompt_tokens) {}
-
   uint32_t branch = 0;
   size_t length = 0;            // positions whose keys and values are written or on their way
   std::vector<int32_t> blocks;  // the block table, in position order
   kernels::SamplingParams sampling;
   int32_t top_logprobs = -1;
-  // Followed only where `keeps_history`; then history.length() == length.
-  bool keeps_history = false;
-  TokenHistory history;
+  uint64_t sampled_step = 0;  // samples the token of position `length`; 0: none does
 };
 
 // Holds at most as many sequences as its caller lets in (plan_check.h does).

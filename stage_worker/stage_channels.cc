@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "stage_worker/endpoint.h"
+#include "stage_worker/feedback.h"
 
 namespace layercake::stage_worker {
 namespace {
@@ -25,17 +26,26 @@ absl::Status CheckRing(const v1::Assignment& assignment) {
 
 StageChannels::StageChannels(const StageChannelsOptions& options, const NeighbourContext& context,
                              const v1::Assignment& assignment, Callbacks callbacks)
-    : stage_(assignment.stage()),
+    : options_(options),
+      assignment_(assignment),
+      stage_(assignment.stage()),
       stage_count_(assignment.stage_count()),
       context_(context),
-      callbacks_(std::move(callbacks)) {
-  options_.ring = {assignment.term(), assignment.epoch()};
-  options_.geometry = GeometryOf(assignment.ring());
-  options_.stage = assignment.stage();
-  options_.facts = options.facts;
-  options_.host = ToProto(options.facts, options.host_name);
-  options_.transport = assignment.transport();
-  options_.connect_timeout = options.connect_timeout;
+      callbacks_(std::move(callbacks)) {}
+
+NeighbourOptions StageChannels::MakeOptions(int peer_stage, bool feedback) const {
+  NeighbourOptions options;
+  options.ring = {assignment_.term(), assignment_.epoch()};
+  options.geometry = feedback ? FeedbackGeometry(assignment_) : GeometryOf(assignment_.ring());
+  options.stage = stage_;
+  options.peer_stage = peer_stage;
+  options.feedback = feedback;
+  options.facts = options_.facts;
+  options.host = ToProto(options_.facts, options_.host_name);
+  options.transport =
+      feedback ? FeedbackTransport(assignment_.transport()) : assignment_.transport();
+  options.connect_timeout = options_.connect_timeout;
+  return options;
 }
 
 NeighbourCallbacks StageChannels::MakeCallbacks() {
@@ -47,18 +57,19 @@ NeighbourCallbacks StageChannels::MakeCallbacks() {
 }
 
 absl::StatusOr<v1::ChannelOffer> StageChannels::Offer() {
-  LC_ASSIGN_OR_RETURN(upstream_, UpstreamEnd::Create(options_, context_, MakeCallbacks()));
+  LC_ASSIGN_OR_RETURN(upstream_, UpstreamEnd::Create(MakeOptions(before(), /*feedback=*/first()),
+                                                     context_, MakeCallbacks()));
   return upstream_->offer();
 }
 
 absl::Status StageChannels::Connect(const v1::ChannelOffer& offer) {
-  LC_ASSIGN_OR_RETURN(downstream_,
-                      DownstreamEnd::Create(options_, context_, offer, MakeCallbacks()));
+  LC_ASSIGN_OR_RETURN(downstream_, DownstreamEnd::Create(MakeOptions(behind(), /*feedback=*/last()),
+                                                         context_, offer, MakeCallbacks()));
   return absl::OkStatus();
 }
 
 bool StageChannels::connected() const {
-  return (first() || receiver() != nullptr) && (last() || sender() != nullptr);
+  return stage_count_ == 1 || (receiver() != nullptr && sender() != nullptr);
 }
 
 absl::Status StageChannels::status() const {
@@ -67,9 +78,17 @@ absl::Status StageChannels::status() const {
 }
 
 std::string StageChannels::WaitingFor() const {
+  if (connected()) return {};
   if (downstream_ != nullptr && sender() == nullptr) return downstream_->WaitingFor();
-  if (!first() && receiver() == nullptr) return absl::StrCat("stage ", stage_ - 1, " to connect");
-  return connected() ? std::string() : absl::StrCat("the offer of stage ", stage_ + 1);
+  if (receiver() == nullptr) return absl::StrCat("stage ", before(), " to connect");
+  return absl::StrCat("the offer of stage ", behind());
+}
+
+StepChannels StageChannels::ends() const {
+  StepChannels ends;
+  (first() ? ends.feedback_in : ends.upstream) = receiver();
+  (last() ? ends.feedback_out : ends.downstream) = sender();
+  return ends;
 }
 
 transport::ChannelReceiver* StageChannels::receiver() const {
@@ -80,11 +99,11 @@ transport::ChannelSender* StageChannels::sender() const {
   return downstream_ == nullptr ? nullptr : downstream_->sender();
 }
 
-std::string StageChannels::upstream_peer() const {
-  return first() ? std::string() : DescribePeer(stage_ - 1, {});
+std::string StageChannels::receives_from() const {
+  return stage_count_ == 1 ? std::string() : DescribePeer(before(), {});
 }
 
-std::string StageChannels::downstream_peer() const {
+std::string StageChannels::sends_to() const {
   return downstream_ == nullptr ? std::string() : downstream_->peer();
 }
 

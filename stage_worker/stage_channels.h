@@ -1,4 +1,6 @@
-// A stage's channels to its neighbours, from the offer to "both ends stand".
+// A stage's channels to its neighbours, from the offer to "both ends stand". The stages of a chain
+// form a ring: each receives from the one before it and sends to the one behind it, and the last
+// one sends what it sampled back to the first (feedback.h).
 //
 // Thread rule: the executor of the NeighbourContext. Callbacks run there, never inside a call; they
 // do not destroy the channels.
@@ -12,6 +14,7 @@
 #include "absl/time/time.h"
 #include "layercake/v1/control.pb.h"
 #include "stage_worker/neighbour.h"
+#include "stage_worker/step_loop.h"
 #include "transport/channel.h"
 #include "transport/transport_choice.h"
 
@@ -38,9 +41,10 @@ class StageChannels {
   StageChannels(const StageChannelsOptions& options, const NeighbourContext& context,
                 const v1::Assignment& assignment, Callbacks callbacks);
 
-  // Stages after the first: the offer for the stage before this one; holds secrets. Once.
+  // Of a chain of several. The offer for the stage before this one in the ring; holds secrets.
+  // Once.
   absl::StatusOr<v1::ChannelOffer> Offer();
-  // Stages before the last: the offer of the stage after this one. Once.
+  // The offer of the stage behind this one in the ring. Once.
   absl::Status Connect(const v1::ChannelOffer& offer);
   bool connecting() const { return downstream_ != nullptr; }
 
@@ -51,21 +55,28 @@ class StageChannels {
   // What is missing, to stand behind "waits for". Empty when connected.
   std::string WaitingFor() const;
 
-  // Null where there is no neighbour, and until its end stands.
-  transport::ChannelReceiver* receiver() const;
-  transport::ChannelSender* sender() const;
-  // "stage 1", "stage 3 (host b)"; empty where there is no neighbour.
-  std::string upstream_peer() const;
-  std::string downstream_peer() const;
+  // Of stages that are connected.
+  StepChannels ends() const;
+  // "stage 1", "stage 3 (host b)": before and behind this one in the ring; empty in a chain of one.
+  std::string receives_from() const;
+  std::string sends_to() const;
 
  private:
   NeighbourCallbacks MakeCallbacks();
+  // Of one end.
+  NeighbourOptions MakeOptions(int peer_stage, bool feedback) const;
+  transport::ChannelReceiver* receiver() const;
+  transport::ChannelSender* sender() const;
   bool first() const { return stage_ == 0; }
   bool last() const { return stage_ + 1 == stage_count_; }
 
+  int before() const { return (stage_ + stage_count_ - 1) % stage_count_; }
+  int behind() const { return (stage_ + 1) % stage_count_; }
+
+  const StageChannelsOptions options_;
+  const v1::Assignment assignment_;
   const int stage_;
   const int stage_count_;
-  NeighbourOptions options_;
   const NeighbourContext context_;
   Callbacks callbacks_;
   std::unique_ptr<UpstreamEnd> upstream_;

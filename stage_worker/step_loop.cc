@@ -14,17 +14,8 @@ namespace {
 
 using transport::Lane;
 
-// Two: the device finds its next step when it ends one. More would only delay the report of an
-// error.
-constexpr size_t kMaxSubmitted = 2;
-
 // A heartbeat carries this many step times: enough for a fit, a kilobyte at most.
 constexpr size_t kRecentSteps = 32;
-
-// A timer that runs this late says that this process stood still (stopped, starved). Others may
-// then have done all that was asked of them, so they get time to be heard before they are judged.
-constexpr absl::Duration kOwnStall = absl::Seconds(1);
-constexpr absl::Duration kStallGrace = absl::Seconds(5);
 
 absl::Status Annotated(const absl::Status& status, absl::string_view prefix) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
@@ -33,19 +24,26 @@ absl::Status Annotated(const absl::Status& status, absl::string_view prefix) {
 }  // namespace
 
 StepLoop::StepLoop(StepLoopOptions options, const base::Clock& clock, base::Timers& timers,
-                   kernels::Device& device, StepStage& stage, transport::ChannelReceiver* upstream,
-                   transport::ChannelSender* downstream, Callbacks callbacks)
+                   kernels::Device& device, StepStage& stage, const StepChannels& channels,
+                   Callbacks callbacks)
     : options_(std::move(options)),
       clock_(clock),
       timers_(timers),
       device_(device),
       stage_(stage),
-      upstream_(upstream),
-      downstream_(downstream),
+      upstream_(channels.upstream),
+      downstream_(channels.downstream),
       callbacks_(std::move(callbacks)),
       last_progress_(clock.Now()) {
-  LC_CHECK((upstream == nullptr) == options_.limits.first(), "stage ", options_.limits.stage);
-  LC_CHECK((downstream == nullptr) == options_.limits.last(), "stage ", options_.limits.stage);
+  const StageLimits& limits = options_.limits;
+  const bool alone = limits.stage_count == 1;
+  LC_CHECK((upstream_ == nullptr) == limits.first(), "stage ", limits.stage);
+  LC_CHECK((downstream_ == nullptr) == limits.last(), "stage ", limits.stage);
+  LC_CHECK(channels.feedback_in == nullptr || (limits.first() && !alone), "stage ", limits.stage);
+  LC_CHECK(channels.feedback_out == nullptr || (limits.last() && !alone), "stage ", limits.stage);
+  if (channels.feedback_in != nullptr) feedback_in_.emplace(*channels.feedback_in, limits);
+  if (channels.feedback_out != nullptr) feedback_out_.emplace(*channels.feedback_out, limits);
+  if (limits.last()) ledger_ = std::make_shared<TokenLedger>(limits);
 }
 
 StepLoop::~StepLoop() {
@@ -91,6 +89,7 @@ void StepLoop::Pump() {
   if (stopped_ || !status_.ok()) return;
   absl::Status status = PollPlans();
   if (status.ok()) status = ForwardPlans();
+  if (status.ok()) status = MoveFeedback();
   if (status.ok()) status = BeginSteps();
   if (!status.ok()) {
     Fail(std::move(status));
@@ -133,6 +132,7 @@ absl::Status StepLoop::TakePlan(const v1::MicroBatchPlan& plan, std::string seri
   last_step_ = plan.step();
   auto step = std::make_shared<Step>();
   step->marks.assign(admitted.tokens.size(), kFinite);
+  if (feedback_in_.has_value()) feedback_in_->Expect(admitted);
   step->plan = std::move(admitted);
   if (downstream_ != nullptr) {
     step->serialized = std::move(serialized);
@@ -171,10 +171,19 @@ absl::Status StepLoop::ForwardPlans() {
   return absl::OkStatus();
 }
 
+absl::Status StepLoop::MoveFeedback() {
+  absl::Status moved;
+  if (feedback_in_.has_value()) moved = feedback_in_->Poll();
+  if (feedback_out_.has_value()) moved = feedback_out_->Flush();
+  return moved.ok()
+             ? moved
+             : Annotated(moved, absl::StrCat("the feedback channel with ", options_.feedback_peer));
+}
+
 absl::Status StepLoop::BeginSteps() {
   while (!queue_.empty() && running_.size() < kMaxSubmitted) {
     const std::shared_ptr<Step> step = queue_.front();
-    LC_ASSIGN_OR_RETURN(const bool ready, PrepareStep(*step));
+    LC_ASSIGN_OR_RETURN(const bool ready, PrepareStep(step));
     if (!ready) break;
     queue_.pop_front();
     Submit(step);
@@ -182,27 +191,39 @@ absl::Status StepLoop::BeginSteps() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> StepLoop::PrepareStep(Step& step) {
-  if (upstream_ != nullptr && !step.activation.has_value()) {
-    LC_ASSIGN_OR_RETURN(step.activation, upstream_->Poll(Lane::kActivation));
-    if (!step.activation.has_value()) return false;
-    const transport::ReceivedFrame& frame = *step.activation;
-    const kernels::Buffer section = frame.sections();
-    absl::StatusOr<std::vector<int32_t>> marks = DecodeActivation(
-        frame.header, absl::MakeConstSpan(section.address, section.bytes), frame.body().bytes,
-        step.plan.step, step.plan.rows(), stage_.hidden(), options_.limits.stage);
-    if (!marks.ok()) {
-      return Annotated(marks.status(), absl::StrCat("from ", options_.upstream_peer));
-    }
-    step.marks = *std::move(marks);
-    counters_.set_activations_seen(counters_.activations_seen() + 1);
-    Progress();
+absl::StatusOr<bool> StepLoop::PrepareStep(const std::shared_ptr<Step>& step) {
+  if (upstream_ != nullptr && !step->activation.has_value()) {
+    LC_RETURN_IF_ERROR(PollActivation(*step));
+    if (!step->activation.has_value()) return false;
   }
-  if (downstream_ != nullptr && !step.slot.has_value()) {
-    LC_ASSIGN_OR_RETURN(step.slot, downstream_->Acquire(Lane::kActivation));
-    if (!step.slot.has_value()) return false;
+  LC_ASSIGN_OR_RETURN(const bool arrived, TakeArrived(step));
+  if (!arrived) return false;
+  if (feedback_in_.has_value() && !feedback_in_->Fill(step->plan)) return false;
+  if (downstream_ != nullptr && !step->slot.has_value()) {
+    LC_ASSIGN_OR_RETURN(step->slot, downstream_->Acquire(Lane::kActivation));
+    if (!step->slot.has_value()) return false;
+    step->parts =
+        ActivationParts(*step->slot, downstream_->part_bytes(), step->plan.rows(), stage_.hidden());
+    step->output.first_part_bytes = step->parts.first_part_bytes();
   }
   return true;
+}
+
+absl::Status StepLoop::PollActivation(Step& step) {
+  LC_ASSIGN_OR_RETURN(step.activation, upstream_->PollBegun(Lane::kActivation));
+  if (!step.activation.has_value()) return absl::OkStatus();
+  const transport::ReceivedFrame& frame = *step.activation;
+  const kernels::Buffer section = frame.sections();
+  absl::StatusOr<std::vector<int32_t>> marks = DecodeActivation(
+      frame.header, absl::MakeConstSpan(section.address, section.bytes), frame.body().bytes,
+      step.plan.step, step.plan.rows(), stage_.hidden(), options_.limits.stage);
+  if (!marks.ok()) {
+    return Annotated(marks.status(), absl::StrCat("from ", options_.upstream_peer));
+  }
+  step.marks = *std::move(marks);
+  counters_.set_activations_seen(counters_.activations_seen() + 1);
+  Progress();
+  return absl::OkStatus();
 }
 
 void StepLoop::Submit(const std::shared_ptr<Step>& step) {
@@ -211,22 +232,21 @@ void StepLoop::Submit(const std::shared_ptr<Step>& step) {
   Progress();
   StepStage* const stage = &stage_;
   step->submitted = clock_.Now();
-  if (step->activation.has_value()) {
-    ++submitted_;
-    device_.Submit([stage, step] { return stage->ReadActivation(step->activation->body(), 0); },
-                   [this, step, alive = alive_](absl::Status status) {
-                     if (*alive) OnActivationRead(step, status);
-                   });
-  }
   ++submitted_;
   device_.Submit(
-      [stage, step] {
+      [stage, step, ledger = ledger_]() -> absl::Status {
+        // The steps before this one have ended, so the last stage has their tokens here, without
+        // a round through the loop.
+        if (ledger != nullptr) LC_RETURN_IF_ERROR(ledger->Begin(step->plan));
         const transport::SendSlot slot = step->slot.value_or(transport::SendSlot{});
-        return stage->Run(step->plan, step->marks, slot, step->output);
+        LC_RETURN_IF_ERROR(stage->Run(step->plan, step->marks, slot, step->output));
+        if (ledger != nullptr) ledger->End(step->plan, step->output.results);
+        return absl::OkStatus();
       },
       [this, step, alive = alive_](absl::Status status) {
-        if (*alive) OnStepDone(step, status);
+        if (*alive) OnPartDone(step, 0, status);
       });
+  SubmitParts(step);
 }
 
 bool StepLoop::InDeviceSlot(const Step& step) {
@@ -239,17 +259,6 @@ bool StepLoop::TakeCompletion() {
   if (!stopped_ && status_.ok()) return true;
   if (submitted_ == 0 && callbacks_.on_drained) callbacks_.on_drained();
   return false;
-}
-
-void StepLoop::OnActivationRead(const std::shared_ptr<Step>& step, const absl::Status& status) {
-  if (!TakeCompletion()) return;
-  absl::Status released = status;
-  // Copied in: the slot's credit goes back while the step computes. A copy from a device slot has
-  // only begun.
-  if (released.ok() && !InDeviceSlot(*step)) {
-    released = upstream_->Release(Lane::kActivation, step->activation->slot);
-  }
-  if (!released.ok()) Fail(std::move(released));
 }
 
 void StepLoop::OnStepDone(const std::shared_ptr<Step>& step, const absl::Status& status) {
@@ -287,13 +296,13 @@ void StepLoop::CountTime(const Step& step) {
 
 absl::Status StepLoop::FinishStep(Step& step) {
   if (downstream_ != nullptr) {
-    LC_RETURN_IF_ERROR(
-        downstream_->Commit(*step.slot, {.kind = transport::FrameKind::kActivation,
-                                         .step = step.plan.step,
-                                         .section_bytes = step.output.section_bytes,
-                                         .payload_bytes = step.output.payload_bytes}));
+    LC_RETURN_IF_ERROR(CommitUpTo(step, step.output.payload_bytes));
     counters_.set_frames_committed(counters_.frames_committed() + 1);
     return absl::OkStatus();
+  }
+  if (feedback_out_.has_value()) {  // first: the next step may wait for it
+    feedback_out_->Add(step.plan, step.output.results);
+    LC_RETURN_IF_ERROR(MoveFeedback());
   }
   v1::StepResult result;
   result.set_term(options_.limits.term);
@@ -313,123 +322,6 @@ void StepLoop::Fail(absl::Status status) {
 }
 
 void StepLoop::Progress() { last_progress_ = clock_.Now(); }
-
-absl::Duration StepLoop::Patience(WaitKind kind) const {
-  const int stage = options_.limits.stage;
-  switch (kind) {
-    case WaitKind::kDevice:
-      return options_.step_timeout;
-    case WaitKind::kActivation:  // every stage before this one, and then some: they judge first
-      return options_.step_timeout * (stage + 1);
-    case WaitKind::kPlanSlot:
-    case WaitKind::kActivationSlot:  // every stage behind this one, likewise
-      return options_.step_timeout * (options_.limits.stage_count - stage);
-  }
-  return options_.step_timeout;
-}
-
-void StepLoop::UpdateWait(WaitKind kind, bool waiting, uint64_t step) {
-  Wait& wait = waits_[static_cast<size_t>(kind)];
-  if (!waiting) {
-    wait.active = false;
-    return;
-  }
-  if (wait.active && wait.step == step) return;
-  const base::Instant now = clock_.Now();
-  wait = {.active = true, .step = step, .since = now, .deadline = now + Patience(kind)};
-}
-
-void StepLoop::UpdateWaits() {
-  const auto front = [](const std::deque<std::shared_ptr<Step>>& steps) {
-    return steps.empty() ? uint64_t{0} : steps.front()->plan.step;
-  };
-  UpdateWait(WaitKind::kPlanSlot, !unforwarded_.empty(), front(unforwarded_));
-  UpdateWait(WaitKind::kDevice, !running_.empty(), front(running_));
-  const bool head = !queue_.empty() && running_.size() < kMaxSubmitted;
-  const bool no_activation =
-      head && upstream_ != nullptr && !queue_.front()->activation.has_value();
-  UpdateWait(WaitKind::kActivation, no_activation, front(queue_));
-  UpdateWait(WaitKind::kActivationSlot, head && !no_activation && downstream_ != nullptr,
-             front(queue_));
-}
-
-std::string StepLoop::Describe(WaitKind kind, const Wait& wait) const {
-  std::string what;
-  switch (kind) {
-    case WaitKind::kDevice:
-      what = absl::StrCat("device ", device_.name(), " to finish step ", wait.step);
-      break;
-    case WaitKind::kActivation:
-      what = absl::StrCat("the activation of step ", wait.step, " from ", options_.upstream_peer,
-                          " over ", transport::TransportKindName(upstream_->kind()));
-      break;
-    case WaitKind::kPlanSlot:
-      what = absl::StrCat("a plan slot for step ", wait.step, " at ", options_.downstream_peer,
-                          " over ", transport::TransportKindName(downstream_->kind()));
-      break;
-    case WaitKind::kActivationSlot:
-      what =
-          absl::StrCat("an activation slot for step ", wait.step, " at ", options_.downstream_peer,
-                       " over ", transport::TransportKindName(downstream_->kind()));
-      break;
-  }
-  const base::Instant now = clock_.Now();
-  return absl::StrCat(what, " since ", absl::FormatDuration(now - wait.since), ", last progress ",
-                      absl::FormatDuration(now - last_progress_), " ago");
-}
-
-std::string StepLoop::WaitingFor() const {
-  const Wait* longest = nullptr;
-  WaitKind kind = WaitKind::kDevice;
-  for (int i = 0; i < kWaitKinds; ++i) {
-    const Wait& wait = waits_[static_cast<size_t>(i)];
-    if (!wait.active || (longest != nullptr && wait.since >= longest->since)) continue;
-    longest = &wait;
-    kind = static_cast<WaitKind>(i);
-  }
-  return longest == nullptr ? std::string() : Describe(kind, *longest);
-}
-
-base::Instant StepLoop::NextWakeup() const {
-  base::Instant next = base::Instant::Infinite();
-  for (const Wait& wait : waits_) {
-    if (wait.active) next = std::min(next, wait.deadline);
-  }
-  return next;
-}
-
-void StepLoop::ArmTimer() {
-  const base::Instant due = NextWakeup();
-  if (timer_ != base::TimerId::kNone) {
-    if (due == timer_due_) return;
-    timers_.Cancel(std::exchange(timer_, base::TimerId::kNone));
-  }
-  if (due == base::Instant::Infinite()) return;
-  timer_due_ = due;
-  timer_ = timers_.At(due, [this] { OnTimer(); });
-}
-
-void StepLoop::OnTimer() {
-  timer_ = base::TimerId::kNone;
-  const bool stalled = clock_.Now() - timer_due_ > kOwnStall;
-  Pump();  // what is already here counts
-  if (stopped_ || !status_.ok()) return;
-  const base::Instant now = clock_.Now();
-  for (int i = 0; i < kWaitKinds; ++i) {
-    Wait& wait = waits_[static_cast<size_t>(i)];
-    if (!wait.active || wait.deadline > now) continue;
-    if (stalled) {
-      wait.deadline = now + kStallGrace;
-      continue;
-    }
-    Fail(absl::DeadlineExceededError(
-        absl::StrCat("gave up after ", absl::FormatDuration(now - wait.since), " of waiting for ",
-                     Describe(static_cast<WaitKind>(i), wait),
-                     " (see the log there; a slow machine may need a longer step timeout)")));
-    return;
-  }
-  ArmTimer();
-}
 
 v1::StageCounters StepLoop::Counters() const {
   v1::StageCounters counters = counters_;

@@ -3,6 +3,10 @@
 //   plan (Session or plan lane) -> checked -> sent downstream at once -> queued
 //   activation + free device + downstream slot -> step begins -> done -> Commit, or the result
 //
+// A plan may run ahead of a token that an earlier step samples. The last stage finds it when the
+// step begins, since it ran that step itself; the first one waits until the last one has said it
+// (feedback.h). The order of the steps stays that of the plans.
+//
 // An event-driven state machine: it never blocks, it is told what changed, and every wait has a
 // deadline, a name and a report. The first failure is latched: nothing is computed or sent after
 // it, and whoever owns the loop hears of it once.
@@ -29,10 +33,13 @@
 #include "base/executor.h"
 #include "kernels/device.h"
 #include "layercake/v1/control.pb.h"
+#include "stage_worker/activation_parts.h"
+#include "stage_worker/feedback.h"
 #include "stage_worker/plan_check.h"
 #include "stage_worker/sequence_table.h"
 #include "stage_worker/stage_limits.h"
 #include "stage_worker/step_stage.h"
+#include "stage_worker/token_ledger.h"
 #include "transport/channel.h"
 
 namespace layercake::stage_worker {
@@ -44,6 +51,15 @@ struct StepLoopOptions {
   absl::Duration step_timeout;
   std::string upstream_peer;  // for messages: "stage 1 (host b)"
   std::string downstream_peer;
+  std::string feedback_peer;  // of a chain of several: the last stage to the first, and back
+};
+
+// Null where a stage has no such neighbour.
+struct StepChannels {
+  transport::ChannelReceiver* upstream = nullptr;
+  transport::ChannelSender* downstream = nullptr;
+  transport::ChannelReceiver* feedback_in = nullptr;  // the first stage of several
+  transport::ChannelSender* feedback_out = nullptr;   // the last stage of several
 };
 
 class StepLoop {
@@ -56,11 +72,10 @@ class StepLoop {
   };
 
   // Everything outlives the loop until it is drained(). The callbacks run inside calls to the loop
-  // and do not destroy it; on_failure may call Stop. `upstream` is null on the first stage,
-  // `downstream` on the last.
+  // and do not destroy it; on_failure may call Stop.
   StepLoop(StepLoopOptions options, const base::Clock& clock, base::Timers& timers,
-           kernels::Device& device, StepStage& stage, transport::ChannelReceiver* upstream,
-           transport::ChannelSender* downstream, Callbacks callbacks);
+           kernels::Device& device, StepStage& stage, const StepChannels& channels,
+           Callbacks callbacks);
   ~StepLoop();
 
   // A plan from the Session: the first stage only.
@@ -80,8 +95,18 @@ class StepLoop {
   v1::StageCounters Counters() const;
 
  private:
-  enum class WaitKind : uint8_t { kPlanSlot, kActivation, kActivationSlot, kDevice };
-  static constexpr int kWaitKinds = 4;
+  enum class WaitKind : uint8_t {
+    kPlanSlot,
+    kActivation,
+    kToken,
+    kActivationSlot,
+    kDevice,
+    kFeedbackSlot
+  };
+  static constexpr int kWaitKinds = 6;
+  // Two: the device finds its next step when it ends one. More would only delay the report of an
+  // error.
+  static constexpr size_t kMaxSubmitted = 2;
   struct Wait {
     bool active = false;
     uint64_t step = 0;
@@ -94,8 +119,12 @@ class StepLoop {
     StepPlan plan;
     std::string serialized;  // of the plan; empty once it was sent downstream
     std::optional<transport::ReceivedFrame> activation;
+    uint32_t read_bytes = 0;  // of its payload, handed to the device
+    bool arrived = false;     // all of it, and checked
     std::vector<int32_t> marks;
     std::optional<transport::SendSlot> slot;  // downstream's
+    ActivationParts parts;                    // of the frame in it
+    uint32_t committed_bytes = 0;             // of a frame in parts
     StepOutput output;
     base::Instant submitted;
   };
@@ -104,15 +133,23 @@ class StepLoop {
   // Each does as much as it can; an error latches.
   absl::Status PollPlans();
   absl::Status ForwardPlans();
+  absl::Status MoveFeedback();
   absl::Status BeginSteps();
   // False when something is missing that will be waited for.
-  absl::StatusOr<bool> PrepareStep(Step& step);
+  absl::StatusOr<bool> PrepareStep(const std::shared_ptr<Step>& step);
+  absl::StatusOr<bool> TakeArrived(const std::shared_ptr<Step>& step);
+  absl::Status PollActivation(Step& step);
   absl::Status TakePlan(const v1::MicroBatchPlan& plan, std::string serialized);
   void Submit(const std::shared_ptr<Step>& step);
-  void OnActivationRead(const std::shared_ptr<Step>& step, const absl::Status& status);
+  void SubmitParts(const std::shared_ptr<Step>& step);
+  void SubmitRead(const std::shared_ptr<Step>& step, uint32_t end);
+  void OnActivationRead(const std::shared_ptr<Step>& step, bool last, const absl::Status& status);
+  void OnPartDone(const std::shared_ptr<Step>& step, int part, const absl::Status& status);
   void OnStepDone(const std::shared_ptr<Step>& step, const absl::Status& status);
   absl::Status FinishStep(Step& step);
+  absl::Status CommitUpTo(Step& step, uint32_t bytes);
   void CountTime(const Step& step);
+  void CountHop(const transport::FrameHeader& header);
   static bool InDeviceSlot(const Step& step);
 
   // False when the loop has ended and nothing more may be made of a completion.
@@ -133,6 +170,10 @@ class StepLoop {
   StepStage& stage_;
   transport::ChannelReceiver* const upstream_;
   transport::ChannelSender* const downstream_;
+  std::optional<FeedbackReader> feedback_in_;
+  std::optional<FeedbackWriter> feedback_out_;
+  // The last stage's, used by work on the device alone, which may outlive the loop.
+  std::shared_ptr<TokenLedger> ledger_;
   Callbacks callbacks_;
 
   absl::Status status_;

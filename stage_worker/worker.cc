@@ -87,6 +87,7 @@ v1::FromWorker Worker::MakeHello() const {
   hello->set_max_rows_per_step(kMaxRows);
   hello->set_flat_rows(1);
   hello->set_max_run_ahead(0);
+  hello->add_capabilities(v1::CAPABILITY_AUTO_CONTINUE);
   for (const transport::ChannelFactory* factory : environment_.factories) {
     hello->add_transports(std::string(transport::TransportKindName(factory->kind())));
   }
@@ -263,7 +264,7 @@ absl::Status Worker::OpenChannels() {
               },
           .on_channel = [this] { OnChannel(); },
           .on_failure = [this](absl::Status status) { Fail(std::move(status)); }});
-  if (!made_.limits.first()) {
+  if (assignment_.stage_count() > 1) {
     v1::FromWorker message;
     LC_ASSIGN_OR_RETURN(*message.mutable_channel_offer(), channels_->Offer());
     Send(message);
@@ -292,8 +293,8 @@ absl::Status Worker::OnConnectDownstream(const v1::ConnectDownstream& connect) {
   if (pending_offer_.has_value() || (channels_ != nullptr && channels_->connecting())) {
     return OutOfOrder("ConnectDownstream", "twice");
   }
-  if (assignment_.stage() + 1 == assignment_.stage_count()) {
-    return OutOfOrder("ConnectDownstream", "to the last stage");
+  if (assignment_.stage_count() == 1) {
+    return OutOfOrder("ConnectDownstream", "to the only stage");
   }
   if (state_ == State::kLoading) {
     pending_offer_ = connect.offer();
@@ -308,8 +309,8 @@ void Worker::BecomeReadyIfConnected() {
   StepLoopOptions options;
   options.limits = limits;
   options.step_timeout = absl::Seconds(assignment_.step_timeout_seconds());
-  options.upstream_peer = channels_->upstream_peer();
-  options.downstream_peer = channels_->downstream_peer();
+  (limits.first() ? options.feedback_peer : options.upstream_peer) = channels_->receives_from();
+  (limits.last() ? options.feedback_peer : options.downstream_peer) = channels_->sends_to();
   StepLoop::Callbacks callbacks;
   callbacks.on_result = [this](v1::StepResult result) {
     v1::FromWorker message;
@@ -319,8 +320,8 @@ void Worker::BecomeReadyIfConnected() {
   callbacks.on_failure = [this](absl::Status status) { Fail(std::move(status)); };
   callbacks.on_drained = [this] { TryEnd(); };
   loop_ = std::make_unique<StepLoop>(std::move(options), *environment_.clock, *environment_.timers,
-                                     *environment_.device, *made_.stage, channels_->receiver(),
-                                     channels_->sender(), std::move(callbacks));
+                                     *environment_.device, *made_.stage, channels_->ends(),
+                                     std::move(callbacks));
   state_ = State::kReady;
   v1::FromWorker message;
   v1::StageReady* ready = message.mutable_stage_ready();

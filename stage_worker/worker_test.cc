@@ -549,7 +549,9 @@ class WorkerChain {
       node.wire.callbacks.on_message(answer);
     } else if (message.has_channel_offer()) {
       *answer.mutable_connect_downstream()->mutable_offer() = message.channel_offer();
-      std::next(nodes_.begin(), stage - 1)->wire.callbacks.on_message(answer);
+      // A ring: what the first stage offers is the way back from the last one.
+      const int to = stage == 0 ? static_cast<int>(nodes_.size()) - 1 : stage - 1;
+      std::next(nodes_.begin(), to)->wire.callbacks.on_message(answer);
     } else if (message.has_stage_ready()) {
       node.ready = true;
       for (const Node& other : nodes_) {
