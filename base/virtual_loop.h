@@ -1,12 +1,16 @@
 // Clock, Executor and Timers in virtual time, in one thread: what the production EventLoop is to a
-// process, this is to a test. Nothing waits; time moves when there is nothing left to run.
+// process, this is to a test or a simulation. Nothing waits; time moves when there is nothing left
+// to run.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <utility>
 
-#include "absl/functional/any_invocable.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/executor.h"
 
@@ -25,16 +29,16 @@ class VirtualLoop final : public Clock, public Executor, public Timers {
   TimerId At(Instant when, Task task) override {
     const uint64_t id = next_timer_++;
     timers_.emplace(std::make_pair(when, id), std::move(task));
+    due_.emplace(id, when);
     return static_cast<TimerId>(id);
   }
 
   bool Cancel(TimerId id) override {
-    for (auto it = timers_.begin(); it != timers_.end(); ++it) {
-      if (it->first.second != static_cast<uint64_t>(id)) continue;
-      timers_.erase(it);
-      return true;
-    }
-    return false;
+    const auto due = due_.find(static_cast<uint64_t>(id));
+    if (due == due_.end()) return false;
+    timers_.erase({due->second, due->first});
+    due_.erase(due);
+    return true;
   }
 
   // Runs what is posted, and what that posts, without moving time.
@@ -54,6 +58,7 @@ class VirtualLoop final : public Clock, public Executor, public Timers {
       auto first = timers_.begin();
       now_ = std::max(now_, first->first.first);
       Task task = std::move(first->second);
+      due_.erase(first->first.second);
       timers_.erase(first);
       task();
       RunPosted();
@@ -69,6 +74,7 @@ class VirtualLoop final : public Clock, public Executor, public Timers {
   uint64_t next_timer_ = 1;
   std::deque<Task> posted_;
   std::map<std::pair<Instant, uint64_t>, Task> timers_;
+  absl::flat_hash_map<uint64_t, Instant> due_;  // of each timer
 };
 
 }  // namespace layercake::base

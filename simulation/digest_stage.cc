@@ -1,5 +1,6 @@
 #include "simulation/digest_stage.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -41,12 +42,28 @@ DigestStage::DigestStage(SimDevice& device, const stage_worker::StageLimits& lim
       limits_(limits),
       cost_(cost),
       reads_(reads),
-      cache_(static_cast<size_t>(limits.kv_blocks) * static_cast<size_t>(limits.kv_block_tokens)) {}
+      cache_(static_cast<size_t>(limits.kv_blocks) * static_cast<size_t>(limits.kv_block_tokens)),
+      saved_(static_cast<size_t>(limits.host_kv_blocks) *
+             static_cast<size_t>(limits.kv_block_tokens)) {}
 
 absl::Status DigestStage::ReadActivation(kernels::Buffer rows, size_t at) {
   rows_.resize((at + rows.bytes) / sizeof(uint64_t));
   std::memcpy(reinterpret_cast<std::byte*>(rows_.data()) + at, rows.address, rows.bytes);
   return absl::OkStatus();
+}
+
+void DigestStage::CopyBlocks(const stage_worker::BlockCopies& copies) {
+  const auto at = [&](std::vector<uint64_t>& memory, int32_t block) {
+    return memory.begin() + ptrdiff_t{block} * limits_.kv_block_tokens;
+  };
+  for (const stage_worker::BlockCopy& save : copies.saves) {
+    std::copy_n(at(cache_, save.block), limits_.kv_block_tokens, at(saved_, save.host_block));
+  }
+  for (const stage_worker::BlockCopy& restore : copies.restores) {
+    std::copy_n(at(saved_, restore.host_block), limits_.kv_block_tokens, at(cache_, restore.block));
+  }
+  const auto count = static_cast<double>(copies.saves.size() + copies.restores.size());
+  if (count > 0) device_.Charge(absl::Seconds(cost_.per_copy * count));
 }
 
 uint64_t& DigestStage::Entry(const stage_worker::StepSequence& sequence, int position) {
@@ -65,9 +82,10 @@ uint64_t DigestStage::ReadContext(const stage_worker::StepSequence& sequence, in
 
 absl::Status DigestStage::Run(const stage_worker::StepPlan& plan, std::vector<int32_t> marks,
                               const transport::SendSlot& slot, stage_worker::StepOutput& output) {
+  CopyBlocks(plan.copies);
   const auto rows = static_cast<size_t>(plan.rows());
   rows_.resize(rows);
-  double reads = 0;
+  StepWork work{.rows = static_cast<double>(rows)};
   for (const stage_worker::StepSequence& sequence : plan.sequences) {
     for (int i = 0; i < sequence.row_count; ++i) {
       const auto row = static_cast<size_t>(sequence.first_row + i);
@@ -77,8 +95,13 @@ absl::Status DigestStage::Run(const stage_worker::StepPlan& plan, std::vector<in
       Entry(sequence, position) =
           EntryOf(limits_.stage, x, position, reads_, chained ? Entry(sequence, position - 1) : 0);
       rows_[row] = Mix(x, ReadContext(sequence, position));
-      reads += position + 1;
+      work.reads += position + 1;
     }
+    if (sequence.row_count > 0) {
+      work.entries +=
+          plan.kv_positions[static_cast<size_t>(sequence.first_row + sequence.row_count - 1)] + 1;
+    }
+    work.samples += sequence.sampled_rows;
     if (!limits_.last() || sequence.sampled_rows == 0) continue;
     const auto last = static_cast<size_t>(sequence.first_row + sequence.row_count - 1);
     v1::SequenceResult result;
@@ -88,10 +111,7 @@ absl::Status DigestStage::Run(const stage_worker::StepPlan& plan, std::vector<in
     result.add_tokens()->set_token(Draw(rows_[last], sequence.sampling.seed));
     output.results.push_back(std::move(result));
   }
-  if (rows > 0) {
-    device_.Charge(absl::Seconds(cost_.fixed + cost_.per_row * static_cast<double>(rows) +
-                                 cost_.per_read * reads));
-  }
+  if (rows > 0) device_.Charge(absl::Seconds(cost_.SecondsOf(work)));
   if (limits_.last()) return absl::OkStatus();
 
   const std::string section = stage_worker::EncodeActivationSection(marks, kSimHidden);

@@ -4,6 +4,7 @@
 // batches and stages, which says what is right.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -13,11 +14,32 @@
 
 namespace layercake::simulation {
 
-// Seconds that a step takes: fixed + per_row * rows + per_read * (entries that the rows read).
+// What a step has to do.
+struct StepWork {
+  double rows = 0;
+  double samples = 0;  // rows whose logits are wanted
+  double reads = 0;    // cache entries that each row reads, over all rows
+  double entries = 0;  // the same, but an entry that several rows of a sequence read counts once
+};
+
+// Seconds that a step takes: what it reads, one thing after the other, and no less than what it
+// computes meanwhile.
 struct StageCost {
   double fixed = 0;  // reading the weights
   double per_row = 0;
   double per_read = 0;
+  double per_entry = 0;
+  // Computing.
+  double compute_row = 0;
+  double compute_sample = 0;
+  double compute_read = 0;
+  double per_copy = 0;  // of a block to host memory, or back; 0: nobody has measured it
+
+  double SecondsOf(const StepWork& work) const {
+    return std::max(
+        fixed + per_row * work.rows + per_read * work.reads + per_entry * work.entries,
+        compute_row * work.rows + compute_sample * work.samples + compute_read * work.reads);
+  }
 };
 
 // How the digests are read. kEvery costs real time in the square of the length; kChained reads one
@@ -39,6 +61,7 @@ class DigestStage final : public stage_worker::StepStage {
   uint32_t hidden() const override { return kSimHidden; }
 
  private:
+  void CopyBlocks(const stage_worker::BlockCopies& copies);
   uint64_t& Entry(const stage_worker::StepSequence& sequence, int position);
   uint64_t ReadContext(const stage_worker::StepSequence& sequence, int position);
 
@@ -47,6 +70,7 @@ class DigestStage final : public stage_worker::StepStage {
   const StageCost cost_;
   const Reads reads_;
   std::vector<uint64_t> cache_;  // (kv_blocks, kv_block_tokens)
+  std::vector<uint64_t> saved_;  // (host_kv_blocks, kv_block_tokens)
   std::vector<uint64_t> rows_;   // of the step: what came from upstream, then what goes down
 };
 

@@ -1,5 +1,6 @@
 #include "simulation/sim_channel.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
@@ -101,7 +102,9 @@ class Sender final : public transport::ChannelSender {
                       const transport::OutgoingFrame& frame) override {
     LC_RETURN_IF_ERROR(status());
     LC_ASSIGN_OR_RETURN(const FrameHeader header, ring_.Commit(slot.lane, slot.index, frame));
-    fabric_.timers->At(fabric_.clock->Now() + fabric_.hop,
+    wire_free_ =
+        std::max(wire_free_, fabric_.clock->Now()) + fabric_.per_byte * header.payload_bytes;
+    fabric_.timers->At(wire_free_ + fabric_.hop,
                        [ring = shared_, lane = slot.lane, index = slot.index, header] {
                          std::memcpy(ring->received.At(lane, index).address,
                                      ring->sent.At(lane, index).address, header.payload_bytes);
@@ -115,6 +118,7 @@ class Sender final : public transport::ChannelSender {
   SimFabric& fabric_;
   const std::string peer_;
   transport::SenderRing ring_;
+  base::Instant wire_free_;
   const std::shared_ptr<SimRing> shared_;
   const std::shared_ptr<Signal> signal_;
 };

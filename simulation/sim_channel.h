@@ -22,6 +22,8 @@ struct SimFabric {
   const base::Clock* clock = nullptr;
   base::Timers* timers = nullptr;
   absl::Duration hop;  // from commit to arrival, and of a credit on its way back
+  // A wire carries one frame after the other; its bytes take this long each, beside the hop.
+  absl::Duration per_byte = absl::ZeroDuration();
   std::map<std::string, std::shared_ptr<SimRing>> waiting;  // by offer
   int offers = 0;
 };

@@ -100,6 +100,13 @@ class SimStageMaker final : public stage_worker::StageMaker {
     }
     stage_worker::MadeStage made;
     made.limits = *std::move(limits);
+    const uint64_t block_bytes =
+        sizeof(uint64_t) * static_cast<uint64_t>(made.limits.kv_block_tokens);
+    made.host_kv_bytes = block_bytes * static_cast<uint64_t>(made.limits.host_kv_blocks);
+    if (options_.cost.per_copy > 0) {
+      made.host_copy_gigabytes_per_second =
+          static_cast<double>(block_bytes) / options_.cost.per_copy / 1e9;
+    }
     made.stage = std::make_unique<DigestStage>(device_, made.limits, options_.cost, options_.reads);
     callbacks_.on_done(std::move(made));
   }

@@ -66,8 +66,7 @@ class Simulation::Sink final : public coordinator::RequestSink {
   }
   void End() {
     outcome().ended = simulation_.Now();
-    simulation_.report_.seconds = simulation_.Now();
-    --simulation_.open_;
+    simulation_.OnRequestEnded(index_);
   }
 
  private:
@@ -114,6 +113,9 @@ Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, ui
   engine.scheduler.stages = stages;
   engine.scheduler.max_history_tokens = options_.context_tokens;
   engine.scheduler.max_in_flight = std::max(scheduler.max_in_flight, 1);
+  engine.scheduler.max_block_copies = coordinator::MaxBlockCopies(
+      scheduler.host_blocks, options_.context_tokens, scheduler.block_tokens);
+  engine.chain.heartbeat = options_.heartbeat;
   engine.max_pending_bytes = options_.max_pending_bytes;
   engine.reader_timeout = options_.reader_timeout;
   coordinator::ChainPlan& plan = engine.chain.plan;
@@ -121,6 +123,7 @@ Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, ui
     plan.stages.push_back({static_cast<uint32_t>(stage), static_cast<uint32_t>(stage + 1)});
   }
   plan.kv_blocks = scheduler.kv_blocks;
+  plan.host_kv_blocks = scheduler.host_blocks;
   plan.kv_block_tokens = scheduler.block_tokens;
   plan.max_rows = scheduler.max_rows;
   plan.max_sequences = scheduler.max_sequences;
@@ -131,12 +134,14 @@ Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, ui
   plan.ring.set_plan_slots(static_cast<uint32_t>(plan.max_in_flight) + 2);
   plan.ring.set_activation_slots(static_cast<uint32_t>(plan.max_in_flight) + 1);
   plan.ring.set_plan_slot_bytes(8'192 + rows * 64 +
-                                10 * static_cast<uint32_t>(options_.context_tokens));
+                                10 * static_cast<uint32_t>(options_.context_tokens) +
+                                32 * static_cast<uint32_t>(engine.scheduler.max_block_copies));
   plan.ring.set_activation_slot_bytes(4'096 + rows * 32);
 
   fabric_.clock = &loop_;
   fabric_.timers = &loop_;
   fabric_.hop = absl::Seconds(options_.hop_seconds);
+  fabric_.per_byte = absl::Seconds(options_.hop_row_seconds / (kSimHidden * sizeof(float)));
   session_ = std::make_unique<DelayedExecutor>(loop_, absl::Seconds(options_.session_seconds));
   engine_ = std::make_unique<coordinator::EngineImpl>(
       std::move(engine), tokenizer_, loop_, loop_, loop_, random_,
@@ -202,6 +207,8 @@ void Simulation::OnHeard(int stage, const v1::ToWorker& message) {
     for (const v1::RowDescriptor& row : plan.rows()) rows += row.tokens_size();
     report_.rows += rows;
     ++report_.steps;
+    report_.saved_blocks += plan.saves_size();
+    report_.restored_blocks += plan.restores_size();
     what = plan.step() << 20 | static_cast<uint64_t>(rows);
     if (keep_plans_) plans_.push_back(plan);
   }
@@ -243,9 +250,8 @@ void Simulation::Start() {
   LC_CHECK(false, "the simulated chain did not start: ", engine_->Status().reason());
 }
 
-void Simulation::SubmitNext() {
-  const size_t index = next_request_++;
-  SimRequest& request = requests_[index];
+void Simulation::Submit(size_t index) {
+  const SimRequest& request = requests_[index];
   SimOutcome& outcome = report_.outcomes[index];
   outcome.submitted = Now();
   outcome.open = request.request.n;
@@ -256,12 +262,27 @@ void Simulation::SubmitNext() {
   if (request.cancel_at >= 0) {
     loop_.At(At(request.cancel_at), [this, index] { Cancel(index); });
   }
-  ArmNextRequest();
 }
 
 void Simulation::ArmNextRequest() {
-  if (next_request_ >= requests_.size()) return;
-  loop_.At(At(requests_[next_request_].at), [this] { SubmitNext(); });
+  if (next_request_ >= given_) return;
+  loop_.At(At(requests_[next_request_].at), [this] {
+    Submit(next_request_++);
+    ArmNextRequest();
+  });
+}
+
+void Simulation::OnRequestEnded(size_t index) {
+  report_.seconds = Now();
+  --open_;
+  if (!next_) return;
+  std::optional<SimRequest> request = next_(index, Now());
+  if (!request) return;
+  const size_t added = requests_.size();
+  requests_.push_back(*std::move(request));
+  report_.outcomes.emplace_back();
+  sinks_.emplace_back();
+  LC_CHECK(loop_.Post([this, added] { Submit(added); }), "the simulation's loop is full");
 }
 
 void Simulation::Cancel(size_t index) {
@@ -289,7 +310,7 @@ bool Simulation::Idle() {
     report_.loads = std::move(loads);
   });
   loop_.RunPosted();
-  return idle && next_request_ >= requests_.size() && open_ == 0;
+  return idle && next_request_ >= given_ && open_ == 0;
 }
 
 SimReport Simulation::Run(std::vector<SimRequest> requests,
@@ -299,6 +320,7 @@ SimReport Simulation::Run(std::vector<SimRequest> requests,
   report_.rows = report_.steps = 0;  // without the test of the chain
   plans_.clear();
   requests_ = std::move(requests);
+  given_ = requests_.size();
   report_.outcomes.resize(requests_.size());
   sinks_.resize(requests_.size());
   std::vector<double> before = BusySeconds();
@@ -309,10 +331,16 @@ SimReport Simulation::Run(std::vector<SimRequest> requests,
   }
   ArmNextRequest();
   const base::Instant limit = loop_.Now() + options_.limit;
+  int64_t blocks = 0;
+  int64_t slices = 0;
   while (!Idle() && report_.failure.ok() && loop_.Now() < limit) {
     loop_.Advance(kSlice);
     report_.peak_blocks = std::max<int64_t>(report_.peak_blocks, report_.loads.kv_blocks_used());
+    if (window && (Now() < window->first || Now() > window->second)) continue;
+    blocks += report_.loads.kv_blocks_used();
+    ++slices;
   }
+  if (slices > 0) report_.window_blocks = blocks / slices;
   if (after.empty()) after = BusySeconds();
   for (size_t stage = 0; stage < workers_.size(); ++stage) {
     report_.busy_seconds.push_back(after[stage] - before[stage]);
@@ -355,37 +383,6 @@ std::vector<int32_t> RandomTokens(base::Random& random, int count) {
     token = static_cast<int32_t>(random.Below(static_cast<uint64_t>(kSimVocabulary)));
   }
   return tokens;
-}
-
-double Percentile(std::vector<double> values, double share) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const auto rank = static_cast<size_t>(share * static_cast<double>(values.size()));
-  return values[std::min(rank, values.size() - 1)];
-}
-
-std::vector<double> TokenGaps(const SimReport& report, double begin, double end) {
-  std::vector<double> gaps;
-  for (const SimOutcome& outcome : report.outcomes) {
-    for (const SimOutcome::Choice& choice : outcome.choices) {
-      for (size_t i = 1; i < choice.times.size(); ++i) {
-        if (choice.times[i] < begin || choice.times[i] >= end) continue;
-        gaps.push_back(choice.times[i] - choice.times[i - 1]);
-      }
-    }
-  }
-  return gaps;
-}
-
-std::vector<double> FirstTokenTimes(const SimReport& report, double begin, double end) {
-  std::vector<double> times;
-  for (const SimOutcome& outcome : report.outcomes) {
-    if (outcome.submitted < begin || outcome.submitted >= end) continue;
-    if (!outcome.choices.empty() && !outcome.choices[0].times.empty()) {
-      times.push_back(outcome.choices[0].times[0] - outcome.submitted);
-    }
-  }
-  return times;
 }
 
 }  // namespace layercake::simulation

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,10 +24,12 @@ namespace layercake::simulation {
 struct SimOptions {
   std::vector<StageCost> stages;  // one for each
   double hop_seconds = 0;         // between stages
+  double hop_row_seconds = 0;     // and for each row that travels
   double session_seconds = 0;     // between coordinator and workers
   Reads reads = Reads::kEvery;
   int context_tokens = 256;
-  // stages and max_in_flight (at least the number of stages) may be left out.
+  absl::Duration heartbeat = absl::Seconds(1);
+  // stages, max_in_flight (at least the number of stages) and max_block_copies may be left out.
   coordinator::SchedulerOptions scheduler;
   size_t max_pending_bytes = 1 << 20;
   absl::Duration reader_timeout = absl::Seconds(30);
@@ -67,6 +70,9 @@ struct SimReport {
   int64_t steps = 0;
   int64_t rows = 0;
   int64_t peak_blocks = 0;
+  int64_t window_blocks = 0;  // on average, in the time that busy_seconds is counted in
+  int64_t saved_blocks = 0;   // to host memory, and back
+  int64_t restored_blocks = 0;
   v1::GetLoadsResponse loads;  // at the end, when nothing runs any more
   uint64_t trace = 0;          // hash over every event with its time
 };
@@ -83,6 +89,11 @@ class Simulation {
   SimReport Run(std::vector<SimRequest> requests,
                 std::optional<std::pair<double, double>> window = std::nullopt);
 
+  // What is sent as soon as a request has ended: its index and the time now, in seconds from the
+  // start. Its `at` does not count. Before Run.
+  using Next = std::function<std::optional<SimRequest>(size_t index, double now)>;
+  void AskNext(Next next) { next_ = std::move(next); }
+
   // Rows of each plan, in order, as stage 0 saw them.
   const std::vector<v1::MicroBatchPlan>& plans() const { return plans_; }
   void KeepPlans() { keep_plans_ = true; }
@@ -98,8 +109,9 @@ class Simulation {
   void OnHeard(int stage, const v1::ToWorker& message);
   void OnSaid(int stage, const v1::FromWorker& message);
   void Start();
-  void SubmitNext();
+  void Submit(size_t index);
   void ArmNextRequest();
+  void OnRequestEnded(size_t index);
   void Cancel(size_t index);
   void Note(uint64_t kind, uint64_t a, uint64_t b);
   base::Instant At(double seconds) const {
@@ -121,7 +133,9 @@ class Simulation {
   std::vector<base::ProcessId> workers_;  // of each stage
   std::vector<SimRequest> requests_;
   std::vector<std::shared_ptr<Sink>> sinks_;
-  size_t next_request_ = 0;
+  size_t given_ = 0;         // requests that Run was given
+  size_t next_request_ = 0;  // of those
+  Next next_;
   int open_ = 0;
   SimReport report_;
   bool keep_plans_ = false;
@@ -135,12 +149,5 @@ std::unique_ptr<model::Tokenizer> MakeSimTokenizer();
 coordinator::PreparedRequest SimPrompt(std::vector<int32_t> prompt, int max_tokens, uint64_t seed);
 // Random ids.
 std::vector<int32_t> RandomTokens(base::Random& random, int count);
-
-// The value below which `share` of the values lie; 0 without values. Sorts.
-double Percentile(std::vector<double> values, double share);
-// Seconds between a request's tokens that came between `begin` and `end`, over all requests; and to
-// the first token of those that were asked for then.
-std::vector<double> TokenGaps(const SimReport& report, double begin, double end);
-std::vector<double> FirstTokenTimes(const SimReport& report, double begin, double end);
 
 }  // namespace layercake::simulation
