@@ -30,13 +30,14 @@ struct DeafSink final : RequestSink {
 
 class Load {
  public:
-  explicit Load(int sequences) {
+  Load(int sequences, bool run_ahead) : run_ahead_(run_ahead) {
     EngineOptions options;
     for (uint32_t i = 0; i < kStages; ++i) options.chain.plan.stages.push_back({i, i + 1});
     options.chain.plan.ring.set_plan_slot_bytes(16 << 20);
     options.chain.step_timeout = absl::InfiniteDuration();
     options.chain.lease = absl::InfiniteDuration();
     options.scheduler.stages = options.scheduler.max_in_flight = kStages;
+    options.scheduler.run_ahead = run_ahead;
     options.scheduler.max_rows = 4096;
     options.scheduler.max_sequences = options.scheduler.max_queued = sequences;
     options.scheduler.kv_blocks = sequences * 64;
@@ -90,21 +91,19 @@ class Load {
     v1::FromWorker hello;
     hello.mutable_hello()->set_protocol_version(kProtocolVersion);
     hello.mutable_hello()->set_role(v1::WORKER_ROLE_STAGE);
+    if (run_ahead_) hello.mutable_hello()->add_capabilities(v1::CAPABILITY_AUTO_CONTINUE);
     worker->Say(hello);
     workers_.push_back(worker);
     if (stage + 1 < kStages) return;
     first_ = workers_.front();
     last_ = workers_.back();
+    if (run_ahead_) {
+      SayReady(*first_, v1::ChannelReady::END_FEEDBACK_RECEIVER);
+      SayReady(*last_, v1::ChannelReady::END_FEEDBACK_SENDER);
+    }
     for (size_t i = 0; i < workers_.size(); ++i) {
-      for (const auto end : {v1::ChannelReady::END_RECEIVER, v1::ChannelReady::END_SENDER}) {
-        const bool receives = end == v1::ChannelReady::END_RECEIVER;
-        if (receives ? i == 0 : i + 1 == workers_.size()) continue;
-        v1::FromWorker ready;
-        ready.mutable_channel_ready()->set_term(1);
-        ready.mutable_channel_ready()->set_epoch(1);
-        ready.mutable_channel_ready()->set_end(end);
-        workers_[i]->Say(ready);
-      }
+      if (i > 0) SayReady(*workers_[i], v1::ChannelReady::END_RECEIVER);
+      if (i + 1 < workers_.size()) SayReady(*workers_[i], v1::ChannelReady::END_SENDER);
       v1::FromWorker ready;
       ready.mutable_stage_ready()->set_term(1);
       ready.mutable_stage_ready()->set_epoch(1);
@@ -120,6 +119,15 @@ class Load {
     loop_.RunPosted();
   }
 
+  static void SayReady(FakeWorkerEnd& worker, v1::ChannelReady::End end) {
+    v1::FromWorker ready;
+    ready.mutable_channel_ready()->set_term(1);
+    ready.mutable_channel_ready()->set_epoch(1);
+    ready.mutable_channel_ready()->set_end(end);
+    worker.Say(ready);
+  }
+
+  const bool run_ahead_;
   base::VirtualLoop loop_;
   base::SeededRandom random_{1};
   const std::unique_ptr<model::Tokenizer> tokenizer_ = MakeWordTokenizer();
@@ -133,10 +141,13 @@ class Load {
 // Plans and results of a quarter of the sequences each. Contexts are 1,024 tokens, so the number of
 // steps is bounded.
 void BM_EngineStep(benchmark::State& state) {
-  Load load(static_cast<int>(state.range(0)));
+  Load load(static_cast<int>(state.range(0)), state.range(1) != 0);
   for (auto _ : state) load.Step();
 }
-BENCHMARK(BM_EngineStep)->ArgName("sequences")->Arg(256)->Arg(4096)->Iterations(1000);
+BENCHMARK(BM_EngineStep)
+    ->ArgNames({"sequences", "run_ahead"})
+    ->ArgsProduct({{256, 4096}, {0, 1}})
+    ->Iterations(1000);
 
 }  // namespace
 }  // namespace layercake::coordinator

@@ -20,7 +20,8 @@ constexpr int kContext = 1024;
 
 class Load {
  public:
-  explicit Load(int sequences) : scheduler_(Options(sequences)) {
+  Load(int sequences, bool run_ahead) : scheduler_(Options(sequences, run_ahead)) {
+    scheduler_.AllowRunAhead(run_ahead);
     for (int i = 0; i < sequences; ++i) Add();
     // Until everything decodes, and until the stages' times are known.
     for (int i = 0; i < 64 * kStages || scheduler_.queued() > 0; ++i) Step(1e-3);
@@ -47,8 +48,9 @@ class Load {
   }
 
  private:
-  static SchedulerOptions Options(int sequences) {
+  static SchedulerOptions Options(int sequences, bool run_ahead) {
     SchedulerOptions options;
+    options.run_ahead = run_ahead;
     options.stages = kStages;
     options.max_in_flight = kStages;
     options.max_rows = 2048;
@@ -63,7 +65,11 @@ class Load {
     // Spread over the context, so that sequences do not end together.
     std::vector<int32_t> prompt(static_cast<size_t>(16 + next_ * 37 % 512));
     for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(next_ + i);
-    scheduler_.Add({.id = static_cast<SequenceId>(next_), .prompt = std::move(prompt)}, now_)
+    scheduler_
+        .Add({.id = static_cast<SequenceId>(next_),
+              .prompt = std::move(prompt),
+              .last_token = kContext + 1},
+             now_)
         .IgnoreError();
   }
 
@@ -74,14 +80,14 @@ class Load {
 };
 
 void BM_Step(benchmark::State& state) {
-  Load load(static_cast<int>(state.range(0)));
+  Load load(static_cast<int>(state.range(0)), state.range(1) != 0);
   for (auto _ : state) load.Step(1e-3);
 }
-BENCHMARK(BM_Step)->ArgName("sequences")->Arg(256)->Arg(4096);
+BENCHMARK(BM_Step)->ArgNames({"sequences", "run_ahead"})->ArgsProduct({{256, 4096}, {0, 1}});
 
 // The same after 200,000 steps: nothing grows with the time that it runs.
 void BM_StepLater(benchmark::State& state) {
-  Load load(256);
+  Load load(256, /*run_ahead=*/true);
   for (int i = 0; i < 200'000; ++i) load.Step(1e-3);
   for (auto _ : state) load.Step(1e-3);
 }
