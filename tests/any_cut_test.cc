@@ -1,5 +1,6 @@
 // Invariant 1: the output of a sequence depends on its own request only. Bit for bit over the
-// number of stages, the cut, the channel, the neighbours and the chunks of its prompt.
+// number of stages, the cut, the channel, the neighbours, the chunks of its prompt, and whether
+// steps are planned ahead of their tokens.
 #include <bit>
 #include <cstdint>
 #include <string>
@@ -27,6 +28,7 @@ struct Cut {
   int threads = 1;
   int kv_blocks = 0;
   std::string kv_type = "f16";
+  bool run_ahead = true;  // plan decode rows before their token is known
 };
 
 void PrintTo(const Cut& cut, std::ostream* out) { *out << cut.name; }
@@ -42,6 +44,7 @@ RigOptions OptionsOf(const Cut& cut, const std::string& model_path) {
   options.chain.kv_blocks = cut.kv_blocks;
   options.chain.kv_type = cut.kv_type;
   options.chain.context_tokens = 512;
+  options.chain.run_ahead = cut.run_ahead;
   options.ucx_tls = cut.ucx_tls;
   options.threads = cut.threads;
   return options;
@@ -118,7 +121,8 @@ class AnyCutOfATinyModel : public ::testing::TestWithParam<Cut> {};
 TEST_P(AnyCutOfATinyModel, GivesTheSameBits) {
   const std::string path = GoldenPath("tiny/qwen3_wide_heads.gguf");
   const auto requests = TinyRequests();
-  static const auto reference = RunCut({.name = "alone", .together = false}, path, requests);
+  static const auto reference =
+      RunCut({.name = "alone", .together = false, .run_ahead = false}, path, requests);
   ASSERT_EQ(reference.size(), requests.size());
   EXPECT_EQ(RunCut(GetParam(), path, requests), reference);
 }
@@ -129,7 +133,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, AnyCutOfATinyModel,
     ::testing::Values(
         Cut{.name = "OneStageTogether"}, Cut{.name = "OneStageThreeThreads", .threads = 3},
-        Cut{.name = "TwoStages", .stages = 2},
+        Cut{.name = "OneStageAlone", .together = false}, Cut{.name = "TwoStages", .stages = 2},
+        Cut{.name = "ThreeStagesWithoutRunningAhead", .stages = 3, .run_ahead = false},
         Cut{.name = "ThreeStagesAlone", .stages = 3, .together = false},
         Cut{.name = "FiveStages", .stages = 5},
         Cut{.name = "Uneven", .stages = 3, .layers = "0,1-3,4"},
@@ -146,8 +151,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(AnyCutWithQuantisedKeysAndValues, GivesTheSameBits) {
   const std::string path = GoldenPath("tiny/qwen3_wide_heads.gguf");
   const auto requests = TinyRequests();
-  const auto reference =
-      RunCut({.name = "alone", .together = false, .kv_type = "q8_0"}, path, requests);
+  const auto reference = RunCut(
+      {.name = "alone", .together = false, .kv_type = "q8_0", .run_ahead = false}, path, requests);
   ASSERT_EQ(reference.size(), requests.size());
   EXPECT_EQ(RunCut({.name = "chunks", .stages = 3, .rows = 7, .threads = 2, .kv_type = "q8_0"},
                    path, requests),
@@ -168,7 +173,8 @@ TEST_P(AnyCutOfSmolLm2, GivesTheSameBits) {
     requests.push_back(Greedy(std::move(ids), 8, 3));
     if (i % 2 == 1) MakeSampled(requests.back(), i);
   }
-  static const auto reference = RunCut({.name = "alone", .together = false}, path, requests);
+  static const auto reference =
+      RunCut({.name = "alone", .together = false, .run_ahead = false}, path, requests);
   ASSERT_EQ(reference.size(), requests.size());
   EXPECT_EQ(RunCut(GetParam(), path, requests), reference);
 }
