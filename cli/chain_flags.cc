@@ -48,7 +48,7 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   table.Integer("--context", &options->context_tokens, 0, 1 << 24,
                 "Tokens of one sequence, prompt and answer (default: the model's, at most 4096)");
   table.Choice("--kv-type", &options->kv_type, KvCacheTypeNames(),
-               "Type of the KV cache; bf16 and q8_0 (half of f16) on cpu only (default f16)");
+               "Type of the KV cache; q8_0 takes half of f16 (default f16)");
   table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
                 "Blocks of the KV cache (default: what fits a GPU, on cpu four full contexts)");
   table.Bytes("--kv-host-memory", &options->kv_host_memory_bytes,

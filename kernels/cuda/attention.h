@@ -5,7 +5,9 @@
 // and values only. Rows of StepView::tiles: tiles of query rows walk over the keys (prefill).
 // Float16 caches go through the tensor cores: products of float16 (decode: with the query in two
 // halves, tiles: rounded once), sums in float32, probabilities rounded to float16. Against the
-// exact result that is a relative error near 2e-4 (measured by attention_test).
+// exact result that is a relative error near 2e-4 (measured by attention_test). bf16 and q8_0
+// caches go there as bf16, with queries and probabilities in two halves everywhere, so that only
+// those are rounded, to 16 bits (attention_bf16.cuh).
 #pragma once
 
 #include <cstddef>
@@ -44,8 +46,8 @@ cudaError_t LaunchDecodeAttention(const Context& context, const StepView& step, 
 // For caches of TiledAttentionTakes.
 cudaError_t LaunchTiledAttention(const Context& context, const StepView& step, const KvView& cache,
                                  const AttentionArguments& arguments);
-// Whether the tiled kernel takes such a cache (float16, head_dim a multiple of 8, within the
-// device's shared memory) and so many query heads; the decode kernel takes all.
+// Whether a tiled kernel takes such a cache (not float32; float16 and bf16 with head_dim a multiple
+// of 8; within the device's shared memory) and so many query heads; the decode kernels take all.
 bool TiledAttentionTakes(const Context& context, const KvView& cache, int heads);
 // Query rows of one tile: rows of one sequence times query heads of one kv head are packed into it.
 int RowsPerTile(int heads, int kv_heads);

@@ -1,73 +1,13 @@
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/attention_parts.cuh"
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace layercake::kernels::cuda {
 namespace {
-
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kWarpTokens = kSplitTokens / kWarps;
-// Beside the dynamic shared memory of the tensor core kernels; with room to spare.
-constexpr int kStaticSharedBytes = 256;
-constexpr float kLog2E = 1.4426950408889634f;
-
-struct DecodeBlock {
-  int row;        // of the step
-  int local_row;  // of the launch
-  int split;
-  int splits;  // of this row
-  int kv_head;
-  int first_head;
-  int head_count;
-  int first_position;
-  int positions;      // of this split
-  int old_positions;  // of which so many are older than this step
-
-  __device__ DecodeBlock(const StepView& step, const KvView& cache, int heads, int first_row) {
-    const int group = heads / cache.kv_heads;
-    const int chunks = (group + kHeadsPerBlock - 1) / kHeadsPerBlock;
-    split = static_cast<int>(blockIdx.x);
-    kv_head = static_cast<int>(blockIdx.y) / chunks;
-    const int chunk = static_cast<int>(blockIdx.y) % chunks;
-    first_head = kv_head * group + chunk * kHeadsPerBlock;
-    head_count = min(kHeadsPerBlock, group - chunk * kHeadsPerBlock);
-    local_row = static_cast<int>(blockIdx.z);
-    row = step.decode_rows[first_row + local_row];
-    const int length = step.kv_position[row] + 1;
-    splits = (length + kSplitTokens - 1) / kSplitTokens;
-    first_position = split * kSplitTokens;
-    positions = min(kSplitTokens, length - first_position);
-    old_positions = min(positions, step.old_positions[row] - first_position);
-  }
-};
-
-// Element offsets of the split's positions of one kv head into keys and values.
-__device__ void FillOffsets(const StepView& step, const KvView& cache, const DecodeBlock& block,
-                            int64_t* offsets) {
-  const int32_t* table =
-      step.tables + static_cast<int64_t>(step.table_index[block.row]) * step.table_stride;
-  for (int i = static_cast<int>(threadIdx.x); i < block.positions; i += kThreads) {
-    const int position = block.first_position + i;
-    const int64_t id = table[position / cache.block_tokens];
-    offsets[i] = ((id * cache.kv_heads + block.kv_head) * cache.block_tokens +
-                  position % cache.block_tokens) *
-                 cache.head_dim;
-  }
-}
-
-// After the parts of this block's heads are written: the last block of the row adds them up.
-__device__ void Combine(const KvView& cache, const AttentionArguments& a, const DecodeBlock& block,
-                        int splits_bound, float* weights, int capacity) {
-  const PartsView parts(a, static_cast<int>(gridDim.z), splits_bound, cache.head_dim);
-  int32_t* counter = a.counters + block.local_row * static_cast<int>(gridDim.y) + blockIdx.y;
-  if (!ArriveLast(counter, block.splits)) return;
-  const int64_t head =
-      (static_cast<int64_t>(block.local_row) * a.heads + block.first_head) * splits_bound;
-  CombineHeads(
-      parts.outputs + head * cache.head_dim, parts.states + head, block.head_count, splits_bound,
-      block.splits, cache.head_dim, weights, capacity,
-      a.out + (static_cast<int64_t>(block.row) * a.heads + block.first_head) * cache.head_dim);
-}
 
 // kFolded: at most 8 query heads, whose high halves take the upper half of a tensor core tile and
 // whose low halves the lower one: one product makes both scores, which lie in one thread.
@@ -181,44 +121,6 @@ __device__ void AttendWarp(const KvView& cache, const AttentionArguments& a,
   }
 }
 
-// Adds up the four warps' states, in order, into the split's part or, alone, into the result.
-template <int kHeadDim, bool kFolded>
-__device__ void MergeWarps(const KvView& cache, const AttentionArguments& a,
-                           const DecodeBlock& block, int splits_bound, const char* states) {
-  using Shape = DecodeShape<kHeadDim, kFolded>;
-  const PartsView parts(a, static_cast<int>(gridDim.z), splits_bound, cache.head_dim);
-  for (int i = static_cast<int>(threadIdx.x); i < block.head_count * cache.head_dim;
-       i += kThreads) {
-    const int h = i / cache.head_dim;
-    const int d = i % cache.head_dim;
-    float max = -INFINITY;
-    for (int w = 0; w < kWarps; ++w) {
-      const auto* state = reinterpret_cast<const float*>(
-          states + static_cast<size_t>(w) * Shape::kBuffers * Shape::kStageBytes);
-      max = fmaxf(max, state[kHeadsPerBlock * kHeadDim + h]);
-    }
-    float value = 0;
-    float sum = 0;
-    for (int w = 0; w < kWarps; ++w) {
-      const auto* state = reinterpret_cast<const float*>(
-          states + static_cast<size_t>(w) * Shape::kBuffers * Shape::kStageBytes);
-      const float factor = exp2f(state[kHeadsPerBlock * kHeadDim + h] - max);
-      value += factor * state[h * kHeadDim + d];
-      sum += factor * state[kHeadsPerBlock * (kHeadDim + 1) + h];
-    }
-    if (block.splits == 1) {
-      a.out[(static_cast<int64_t>(block.row) * a.heads + block.first_head + h) * cache.head_dim +
-            d] = value / sum;
-      continue;
-    }
-    const int64_t part =
-        (static_cast<int64_t>(block.local_row) * a.heads + block.first_head + h) * splits_bound +
-        block.split;
-    parts.outputs[part * cache.head_dim + d] = value;
-    if (d == 0) parts.states[part] = make_float2(max, sum);
-  }
-}
-
 template <int kHeadDim, bool kFolded>
 __global__ void __launch_bounds__(kThreads)
     DecodeAttentionKernel(StepView step, KvView cache, AttentionArguments a, int first_row) {
@@ -247,7 +149,6 @@ __global__ void __launch_bounds__(kThreads)
   FillQueries<kHeadDim, kFolded>(a, block, cache.head_dim, queries);
   __syncthreads();
 
-  const int lane = static_cast<int>(threadIdx.x % 32);
   SoftmaxState<kHeadDim> state;
   state.Clear();
   AttendWarp<kHeadDim, kFolded>(cache, a, block, offsets, SharedAddress(queries),
@@ -255,31 +156,40 @@ __global__ void __launch_bounds__(kThreads)
   state.Finish();
   WaitCopies<0>();
   __syncwarp();
-  auto* out = reinterpret_cast<float*>(own);
-#pragma unroll
-  for (int n = 0; n < kHeadDim / 8; ++n) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      out[(lane / 4 + j / 2 * 8) * kHeadDim + n * 8 + lane % 4 * 2 + j % 2] = state.out[n][j];
-    }
-  }
-  if (lane % 4 == 0) {
-    for (int h = 0; h < 2; ++h) {
-      out[kHeadsPerBlock * kHeadDim + lane / 4 + h * 8] = state.max[h];
-      out[kHeadsPerBlock * (kHeadDim + 1) + lane / 4 + h * 8] = state.sum[h];
-    }
-  }
+  StoreState(state, reinterpret_cast<float*>(own));
   __syncthreads();
-  MergeWarps<kHeadDim, kFolded>(cache, a, block, step.splits, buffers);
+  MergeWarps<kHeadDim, Shape::kBuffers * Shape::kStageBytes>(cache, a, block, step.splits, buffers);
   if (block.splits > 1) {
     Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared + Shape::kQueryBytes),
             (Shape::kSharedBytes - Shape::kQueryBytes) / 4);
   }
 }
 
+// One position of a head as floats.
+template <typename Element>
+struct PlainHead {
+  const Element* elements;
+
+  __device__ PlainHead(const KvView&, const void* first, int64_t offset, int)
+      : elements(static_cast<const Element*>(first) + offset) {}
+  __device__ float operator[](int d) const { return static_cast<float>(elements[d]); }
+};
+// q8_0: as `token` of its block.
+struct PlainQ8Head {
+  const int8_t* ints;
+  const __half* scales;
+
+  __device__ PlainQ8Head(const KvView& cache, const void* first, int64_t offset, int token)
+      : ints(static_cast<const int8_t*>(first) + offset),
+        scales(reinterpret_cast<const __half*>(ints + Q8ScaleDistance(cache, token))) {}
+  __device__ float operator[](int d) const {
+    return __half2float(scales[d / kQ8Group]) * static_cast<float>(ints[d]);
+  }
+};
+
 // Any head width and element type, without tensor cores: one thread per position, then one per
 // dimension. For float32 caches, where speed is not asked for.
-template <typename Element>
+template <typename Head>
 __global__ void __launch_bounds__(kThreads)
     PlainAttentionKernel(StepView step, KvView cache, AttentionArguments a, int first_row) {
   extern __shared__ __align__(128) char shared[];
@@ -290,7 +200,16 @@ __global__ void __launch_bounds__(kThreads)
   GridLaunchDependents();
   const DecodeBlock block(step, cache, a.heads, first_row);
   if (block.split >= block.splits) return;
-  FillOffsets(step, cache, block, offsets);
+  if constexpr (std::is_same_v<Head, PlainQ8Head>) {
+    FillQ8Offsets(step, cache, block, offsets);
+  } else {
+    FillOffsets(step, cache, block, offsets);
+  }
+  const auto head_at = [&](const void* first, int i) {
+    return Head(
+        cache, first, offsets[i],
+        std::is_same_v<Head, PlainQ8Head> ? (block.first_position + i) % cache.block_tokens : 0);
+  };
   const PartsView parts(a, static_cast<int>(gridDim.z), step.splits, cache.head_dim);
   const int tid = static_cast<int>(threadIdx.x);
   for (int h = 0; h < block.head_count; ++h) {
@@ -299,9 +218,9 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     float max = -INFINITY;
     for (int i = tid; i < block.positions; i += kThreads) {
-      const Element* key = static_cast<const Element*>(cache.keys) + offsets[i];
+      const Head key = head_at(cache.keys, i);
       float score = 0;
-      for (int d = 0; d < cache.head_dim; ++d) score += q[d] * static_cast<float>(key[d]);
+      for (int d = 0; d < cache.head_dim; ++d) score += q[d] * key[d];
       weights[i] = score * a.scale * kLog2E;
       max = fmaxf(max, weights[i]);
     }
@@ -321,8 +240,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int d = tid; d < cache.head_dim; d += kThreads) {
       float value = 0;
       for (int i = 0; i < block.positions; ++i) {
-        value += weights[i] *
-                 static_cast<float>(static_cast<const Element*>(cache.values)[offsets[i] + d]);
+        value += weights[i] * head_at(cache.values, i)[d];
       }
       if (block.splits == 1) {
         a.out[head * cache.head_dim + d] = value / sum;
@@ -337,21 +255,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-using Kernel = void (*)(StepView, KvView, AttentionArguments, int);
-struct Choice {
-  Kernel kernel;
-  int shared_bytes;
-};
-
 template <int kHeadDim>
-Choice Shaped(bool folded) {
-  return folded ? Choice{DecodeAttentionKernel<kHeadDim, true>,
-                         DecodeShape<kHeadDim, true>::kSharedBytes}
-                : Choice{DecodeAttentionKernel<kHeadDim, false>,
-                         DecodeShape<kHeadDim, false>::kSharedBytes};
+DecodeChoice Shaped(bool folded) {
+  return folded ? DecodeChoice{DecodeAttentionKernel<kHeadDim, true>,
+                               DecodeShape<kHeadDim, true>::kSharedBytes}
+                : DecodeChoice{DecodeAttentionKernel<kHeadDim, false>,
+                               DecodeShape<kHeadDim, false>::kSharedBytes};
 }
 
-Choice ShapedFor(int head_dim, bool folded) {
+DecodeChoice ShapedFor(int head_dim, bool folded) {
   if (head_dim <= 64) return Shaped<64>(folded);
   if (head_dim <= 80) return Shaped<80>(folded);
   if (head_dim <= 96) return Shaped<96>(folded);
@@ -360,12 +272,36 @@ Choice ShapedFor(int head_dim, bool folded) {
   return Shaped<256>(folded);
 }
 
-Choice Choose(const Context& context, const KvView& cache, int group, int splits) {
-  const Choice plain = {cache.half ? PlainAttentionKernel<__half> : PlainAttentionKernel<float>,
-                        splits * 4};
-  if (!cache.half || cache.head_dim % 8 != 0) return plain;
-  const Choice shaped = ShapedFor(cache.head_dim, group <= 8);
-  return shaped.shared_bytes + kStaticSharedBytes <= context.max_shared_bytes ? shaped : plain;
+DecodeKernel PlainFor(KvElement element) {
+  switch (element) {
+    case KvElement::kFloat32:
+      return PlainAttentionKernel<PlainHead<float>>;
+    case KvElement::kFloat16:
+      return PlainAttentionKernel<PlainHead<__half>>;
+    case KvElement::kBfloat16:
+      return PlainAttentionKernel<PlainHead<__nv_bfloat16>>;
+    case KvElement::kQ8_0:
+      break;
+  }
+  return PlainAttentionKernel<PlainQ8Head>;
+}
+
+DecodeChoice Choose(const Context& context, const KvView& cache, int group, int splits) {
+  const bool half = cache.element == KvElement::kFloat16 && cache.head_dim % 8 == 0;
+  const DecodeChoice shaped = half ? ShapedFor(cache.head_dim, group <= 8)
+                                   : ChooseBf16Decode(cache.element, cache.head_dim);
+  const bool takes = shaped.kernel != nullptr &&
+                     shaped.shared_bytes + kStaticSharedBytes <= context.max_shared_bytes;
+  return takes ? shaped : DecodeChoice{PlainFor(cache.element), splits * 4};
+}
+
+// OK too for kernels that the device cannot run.
+cudaError_t Allow(const Context& context, const DecodeChoice& choice) {
+  if (choice.kernel == nullptr ||
+      choice.shared_bytes + kStaticSharedBytes > context.max_shared_bytes) {
+    return cudaSuccess;
+  }
+  return AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
 }
 
 }  // namespace
@@ -386,10 +322,13 @@ int AttentionCounters(int heads) { return heads; }
 cudaError_t PrepareDecodeAttention(const Context& context) {
   for (const bool folded : {false, true}) {
     for (const int head_dim : {64, 80, 96, 128, 192, 256}) {
-      const Choice choice = ShapedFor(head_dim, folded);
-      if (choice.shared_bytes + kStaticSharedBytes > context.max_shared_bytes) continue;
-      const cudaError_t error =
-          AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
+      const cudaError_t error = Allow(context, ShapedFor(head_dim, folded));
+      if (error != cudaSuccess) return error;
+    }
+  }
+  for (const KvElement element : {KvElement::kBfloat16, KvElement::kQ8_0}) {
+    for (const int head_dim : kBf16HeadDims) {
+      const cudaError_t error = Allow(context, ChooseBf16Decode(element, head_dim));
       if (error != cudaSuccess) return error;
     }
   }
@@ -399,7 +338,7 @@ cudaError_t PrepareDecodeAttention(const Context& context) {
 cudaError_t LaunchDecodeAttention(const Context& context, const StepView& step, const KvView& cache,
                                   const AttentionArguments& arguments) {
   const int group = arguments.heads / cache.kv_heads;
-  const Choice choice = Choose(context, cache, group, step.splits);
+  const DecodeChoice choice = Choose(context, cache, group, step.splits);
   const int chunks = (group + kHeadsPerBlock - 1) / kHeadsPerBlock;
   const int per_launch =
       AttentionRowsPerLaunch(arguments.parts_bytes, arguments.heads, cache.head_dim, step.splits);

@@ -1,10 +1,19 @@
-// How the blocks of one row's splits become one result.
+// What the kernels of the decode attention share: which part of a row a block takes, and how the
+// parts become one result.
 #pragma once
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/kv_layout.h"
 
 namespace layercake::kernels::cuda {
 
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kWarpTokens = kSplitTokens / kWarps;
+// Beside the dynamic shared memory of the tensor core kernels; with room to spare.
+constexpr int kStaticSharedBytes = 256;
+constexpr float kLog2E = 1.4426950408889634f;
 // Query heads of one block: the rows of one tensor core tile.
 constexpr int kHeadsPerBlock = 16;
 
@@ -84,6 +93,136 @@ __device__ inline void CombineHeads(const float* outputs, const float2* states, 
       *reinterpret_cast<float2*>(out + static_cast<int64_t>(first + h) * head_dim + d) =
           make_float2(x / totals[h], y / totals[h]);
     }
+  }
+}
+
+struct DecodeBlock {
+  int row;        // of the step
+  int local_row;  // of the launch
+  int split;
+  int splits;  // of this row
+  int kv_head;
+  int first_head;
+  int head_count;
+  int first_position;
+  int positions;      // of this split
+  int old_positions;  // of which so many are older than this step
+
+  __device__ DecodeBlock(const StepView& step, const KvView& cache, int heads, int first_row) {
+    const int group = heads / cache.kv_heads;
+    const int chunks = (group + kHeadsPerBlock - 1) / kHeadsPerBlock;
+    split = static_cast<int>(blockIdx.x);
+    kv_head = static_cast<int>(blockIdx.y) / chunks;
+    const int chunk = static_cast<int>(blockIdx.y) % chunks;
+    first_head = kv_head * group + chunk * kHeadsPerBlock;
+    head_count = min(kHeadsPerBlock, group - chunk * kHeadsPerBlock);
+    local_row = static_cast<int>(blockIdx.z);
+    row = step.decode_rows[first_row + local_row];
+    const int length = step.kv_position[row] + 1;
+    splits = (length + kSplitTokens - 1) / kSplitTokens;
+    first_position = split * kSplitTokens;
+    positions = min(kSplitTokens, length - first_position);
+    old_positions = min(positions, step.old_positions[row] - first_position);
+  }
+};
+
+// Element offsets of the split's positions of one kv head into keys and values.
+__device__ inline void FillOffsets(const StepView& step, const KvView& cache,
+                                   const DecodeBlock& block, int64_t* offsets) {
+  const int32_t* table =
+      step.tables + static_cast<int64_t>(step.table_index[block.row]) * step.table_stride;
+  for (int i = static_cast<int>(threadIdx.x); i < block.positions; i += kThreads) {
+    const int position = block.first_position + i;
+    const int64_t id = table[position / cache.block_tokens];
+    offsets[i] = ((id * cache.kv_heads + block.kv_head) * cache.block_tokens +
+                  position % cache.block_tokens) *
+                 cache.head_dim;
+  }
+}
+
+// The same for q8_0 caches: bytes to the integers (Q8ValueOffset).
+__device__ inline void FillQ8Offsets(const StepView& step, const KvView& cache,
+                                     const DecodeBlock& block, int64_t* offsets) {
+  const int32_t* table =
+      step.tables + static_cast<int64_t>(step.table_index[block.row]) * step.table_stride;
+  for (int i = static_cast<int>(threadIdx.x); i < block.positions; i += kThreads) {
+    const int position = block.first_position + i;
+    offsets[i] = Q8ValueOffset(cache, table[position / cache.block_tokens], block.kv_head,
+                               position % cache.block_tokens);
+  }
+}
+
+// After the parts of this block's heads are written: the last block of the row adds them up.
+__device__ inline void Combine(const KvView& cache, const AttentionArguments& a,
+                               const DecodeBlock& block, int splits_bound, float* weights,
+                               int capacity) {
+  const PartsView parts(a, static_cast<int>(gridDim.z), splits_bound, cache.head_dim);
+  int32_t* counter = a.counters + block.local_row * static_cast<int>(gridDim.y) + blockIdx.y;
+  if (!ArriveLast(counter, block.splits)) return;
+  const int64_t head =
+      (static_cast<int64_t>(block.local_row) * a.heads + block.first_head) * splits_bound;
+  CombineHeads(
+      parts.outputs + head * cache.head_dim, parts.states + head, block.head_count, splits_bound,
+      block.splits, cache.head_dim, weights, capacity,
+      a.out + (static_cast<int64_t>(block.row) * a.heads + block.first_head) * cache.head_dim);
+}
+
+// A warp's state to shared memory, as MergeWarps reads it: kHeadsPerBlock outputs of kHeadDim, as
+// many maxima, as many sums.
+template <int kHeadDim>
+__device__ __forceinline__ void StoreState(const SoftmaxState<kHeadDim>& state, float* out) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int n = 0; n < kHeadDim / 8; ++n) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      out[(lane / 4 + j / 2 * 8) * kHeadDim + n * 8 + lane % 4 * 2 + j % 2] = state.out[n][j];
+    }
+  }
+  if (lane % 4 == 0) {
+    for (int h = 0; h < 2; ++h) {
+      out[kHeadsPerBlock * kHeadDim + lane / 4 + h * 8] = state.max[h];
+      out[kHeadsPerBlock * (kHeadDim + 1) + lane / 4 + h * 8] = state.sum[h];
+    }
+  }
+}
+
+// Adds up the warps' states, kWarpBytes apart, in order, into the split's part or, alone, into the
+// result.
+template <int kHeadDim, int kWarpBytes>
+__device__ __forceinline__ void MergeWarps(const KvView& cache, const AttentionArguments& a,
+                                           const DecodeBlock& block, int splits_bound,
+                                           const char* states) {
+  const PartsView parts(a, static_cast<int>(gridDim.z), splits_bound, cache.head_dim);
+  for (int i = static_cast<int>(threadIdx.x); i < block.head_count * cache.head_dim;
+       i += kThreads) {
+    const int h = i / cache.head_dim;
+    const int d = i % cache.head_dim;
+    float max = -INFINITY;
+    for (int w = 0; w < kWarps; ++w) {
+      const auto* state =
+          reinterpret_cast<const float*>(states + static_cast<size_t>(w) * kWarpBytes);
+      max = fmaxf(max, state[kHeadsPerBlock * kHeadDim + h]);
+    }
+    float value = 0;
+    float sum = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      const auto* state =
+          reinterpret_cast<const float*>(states + static_cast<size_t>(w) * kWarpBytes);
+      const float factor = exp2f(state[kHeadsPerBlock * kHeadDim + h] - max);
+      value += factor * state[h * kHeadDim + d];
+      sum += factor * state[kHeadsPerBlock * (kHeadDim + 1) + h];
+    }
+    if (block.splits == 1) {
+      a.out[(static_cast<int64_t>(block.row) * a.heads + block.first_head + h) * cache.head_dim +
+            d] = value / sum;
+      continue;
+    }
+    const int64_t part =
+        (static_cast<int64_t>(block.local_row) * a.heads + block.first_head + h) * splits_bound +
+        block.split;
+    parts.outputs[part * cache.head_dim + d] = value;
+    if (d == 0) parts.states[part] = make_float2(max, sum);
   }
 }
 

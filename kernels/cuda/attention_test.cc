@@ -1,11 +1,15 @@
 // Attention on the device against float64.
 #include "kernels/cuda/attention.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/gpu_test_support.h"
+#include "kernels/cuda/kv_layout.h"
 #include "kernels/cuda/row_plan.h"
 
 namespace layercake::kernels::cuda {
@@ -18,8 +22,70 @@ struct Shape {
   int kv_heads = 2;
   int head_dim = 64;
   int block_tokens = 16;
-  bool half = true;
+  KvElement element = KvElement::kFloat16;
 };
+
+KvView ViewOf(const Shape& shape) {
+  return {.element = shape.element,
+          .block_tokens = shape.block_tokens,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim};
+}
+
+// Heads as a cache holds them: its bytes, and what they are worth.
+struct StoredHeads {
+  std::vector<uint8_t> bytes;
+  std::vector<float> values;
+};
+
+StoredHeads StoreQ8(const Shape& shape, int blocks, const std::vector<float>& x) {
+  const KvView view = ViewOf(shape);
+  const int padded = Q8Groups(shape.head_dim) * kQ8Group;
+  StoredHeads stored;
+  stored.bytes.resize(static_cast<size_t>(Q8ValueOffset(view, blocks, /*kv_head=*/0, /*token=*/0)));
+  size_t next = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      for (int token = 0; token < shape.block_tokens; ++token) {
+        const int64_t at = Q8ValueOffset(view, block, head, token);
+        std::vector<uint8_t> form(Q8Bytes(shape.head_dim));
+        ScalarKernels().store_q8(x.data() + next, shape.head_dim, form.data());
+        for (int c = 0; c < padded; ++c) {
+          const uint8_t* group = form.data() + static_cast<size_t>(c / kQ8Group) * kQ8BlockBytes;
+          stored.bytes[static_cast<size_t>(at + c)] = group[2 + c % kQ8Group];
+          const int64_t scale = at + Q8ScaleDistance(view, token) + c / kQ8Group * 2;
+          stored.bytes[static_cast<size_t>(scale)] = group[0];
+          stored.bytes[static_cast<size_t>(scale) + 1] = group[1];
+        }
+        std::vector<float> tile(static_cast<size_t>((shape.head_dim + 7) / 8 * 8));
+        ScalarKernels().load_q8_tile(form.data(), 1, shape.head_dim, static_cast<int>(tile.size()),
+                                     tile.data());
+        stored.values.insert(stored.values.end(), tile.begin(), tile.begin() + shape.head_dim);
+        next += static_cast<size_t>(shape.head_dim);
+      }
+    }
+  }
+  return stored;
+}
+
+// x: (blocks, kv_heads, block_tokens, head_dim).
+StoredHeads Store(const Shape& shape, int blocks, const std::vector<float>& x) {
+  if (shape.element == KvElement::kQ8_0) return StoreQ8(shape, blocks, x);
+  StoredHeads stored = {{}, x};
+  if (shape.element == KvElement::kFloat32) {
+    stored.bytes.resize(x.size() * sizeof(float));
+    std::memcpy(stored.bytes.data(), x.data(), stored.bytes.size());
+    return stored;
+  }
+  const bool half = shape.element == KvElement::kFloat16;
+  for (float& value : stored.values) {
+    const uint16_t bits = half ? FloatToHalf(value) : kernels::FloatToBf16(value);
+    stored.bytes.push_back(static_cast<uint8_t>(bits & 0xff));
+    stored.bytes.push_back(static_cast<uint8_t>(bits >> 8));
+    value = half ? HalfToFloat(bits) : Bf16ToFloat(bits);
+  }
+  return stored;
+}
 
 // Sequences of the given lengths whose last `rows` positions are in the step, over shuffled blocks.
 struct Sequences {
@@ -41,12 +107,8 @@ class AttentionTest : public GpuTest {
     std::iota(ids_.begin(), ids_.end(), 0);
     for (size_t i = ids_.size(); i > 1; --i) std::swap(ids_[i - 1], ids_[random.Below(i)]);
     const int64_t values = int64_t{blocks} * shape.kv_heads * shape.block_tokens * shape.head_dim;
-    keys_ = RandomFloats(random, values, 2);
-    values_ = RandomFloats(random, values, 2);
-    if (shape.half) {
-      for (float& value : keys_) value = HalfToFloat(FloatToHalf(value));
-      for (float& value : values_) value = HalfToFloat(FloatToHalf(value));
-    }
+    keys_ = Store(shape, blocks, RandomFloats(random, values, 2));
+    values_ = Store(shape, blocks, RandomFloats(random, values, 2));
     tables_.clear();
     positions_.clear();
     index_.clear();
@@ -70,14 +132,11 @@ class AttentionTest : public GpuTest {
     std::vector<absl::Span<const int32_t>> table_views(tables_.begin(), tables_.end());
     const StepRows rows = {static_cast<int>(positions_.size()), positions_, positions_, index_,
                            table_views};
-    const DeviceArray keys = UploadCache(keys_);
-    const DeviceArray values = UploadCache(values_);
-    const KvView kv = {.keys = keys.address(),
-                       .values = values.address(),
-                       .half = shape_.half,
-                       .block_tokens = shape_.block_tokens,
-                       .kv_heads = shape_.kv_heads,
-                       .head_dim = shape_.head_dim};
+    const DeviceArray keys = Upload(keys_.bytes);
+    const DeviceArray values = Upload(values_.bytes);
+    KvView kv = ViewOf(shape_);
+    kv.keys = keys.address();
+    kv.values = values.address();
     const bool tiles = tiles_allowed && TiledAttentionTakes(context_, kv, shape_.heads);
     const RowPlan plan = PlanRows(rows, static_cast<int>(ids_.size()), shape_.block_tokens,
                                   tiles ? RowsPerTile(shape_.heads, shape_.kv_heads) : 0);
@@ -138,6 +197,28 @@ class AttentionTest : public GpuTest {
     return Download<float>(out, static_cast<int64_t>(queries_.size()));
   }
 
+  // From position ends[s] on to the end of its block, sequence s has NaN (q8_0: its scales).
+  void PoisonBehind(const std::vector<int>& ends) {
+    const KvView view = ViewOf(shape_);
+    for (size_t s = 0; s < ends.size(); ++s) {
+      for (int p = ends[s]; p == ends[s] || p % shape_.block_tokens != 0; ++p) {
+        const int32_t id = tables_[s][static_cast<size_t>(p / shape_.block_tokens)];
+        const int token = p % shape_.block_tokens;
+        for (int head = 0; head < shape_.kv_heads; ++head) {
+          const bool q8 = shape_.element == KvElement::kQ8_0;
+          const int64_t at =
+              q8 ? Q8ValueOffset(view, id, head, token) + Q8ScaleDistance(view, token)
+                 : ((int64_t{id} * shape_.kv_heads + head) * shape_.block_tokens + token) *
+                       shape_.head_dim * 2;
+          const int bytes = 2 * (q8 ? Q8Groups(shape_.head_dim) : shape_.head_dim);
+          for (StoredHeads* heads : {&keys_, &values_}) {
+            std::fill_n(heads->bytes.begin() + at, bytes, uint8_t{0xff});  // NaN in f16 and bf16
+          }
+        }
+      }
+    }
+  }
+
   std::vector<double> Reference() const {
     std::vector<double> out;
     const int group = shape_.heads / shape_.kv_heads;
@@ -158,11 +239,12 @@ class AttentionTest : public GpuTest {
                             d;
           double score = 0;
           for (size_t c = 0; c < d; ++c) {
-            score += static_cast<double>(q[c]) * static_cast<double>(keys_[at + c]);
+            score += static_cast<double>(q[c]) * static_cast<double>(keys_.values[at + c]);
           }
           const double weight = std::exp(score / std::sqrt(static_cast<double>(d)));
           total += weight;
-          for (size_t c = 0; c < d; ++c) value[c] += weight * static_cast<double>(values_[at + c]);
+          for (size_t c = 0; c < d; ++c)
+            value[c] += weight * static_cast<double>(values_.values[at + c]);
         }
         for (const double v : value) out.push_back(v / total);
       }
@@ -171,16 +253,10 @@ class AttentionTest : public GpuTest {
   }
 
  private:
-  DeviceArray UploadCache(const std::vector<float>& values) {
-    if (!shape_.half) return Upload(values);
-    std::vector<uint16_t> halves;
-    for (const float value : values) halves.push_back(FloatToHalf(value));
-    return Upload(halves);
-  }
-
   Shape shape_;
   std::vector<int32_t> ids_;
-  std::vector<float> keys_, values_, queries_;
+  StoredHeads keys_, values_;
+  std::vector<float> queries_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<int32_t> positions_, index_;
 };
@@ -195,54 +271,113 @@ constexpr Shape kShapes[] = {
     {.heads = 4, .kv_heads = 1, .head_dim = 176},
     {.heads = 20, .kv_heads = 1, .head_dim = 72},
     {.heads = 4, .kv_heads = 2, .head_dim = 18},
-    {.heads = 4, .kv_heads = 2, .head_dim = 64, .block_tokens = 16, .half = false},
+    {.heads = 4, .kv_heads = 2, .head_dim = 64, .element = KvElement::kFloat32},
+    {.element = KvElement::kBfloat16},
+    {.heads = 9, .kv_heads = 3, .block_tokens = 32, .element = KvElement::kBfloat16},
+    {.heads = 40, .kv_heads = 8, .head_dim = 128, .element = KvElement::kBfloat16},
+    {.heads = 14,
+     .kv_heads = 2,
+     .head_dim = 80,
+     .block_tokens = 7,
+     .element = KvElement::kBfloat16},
+    {.heads = 6, .kv_heads = 2, .head_dim = 256, .element = KvElement::kBfloat16},
+    {.heads = 20, .kv_heads = 1, .head_dim = 72, .element = KvElement::kBfloat16},
+    {.heads = 4, .kv_heads = 2, .head_dim = 18, .element = KvElement::kBfloat16},
+    {.element = KvElement::kQ8_0},
+    {.heads = 9, .kv_heads = 3, .block_tokens = 32, .element = KvElement::kQ8_0},
+    {.heads = 40, .kv_heads = 8, .head_dim = 128, .element = KvElement::kQ8_0},
+    {.heads = 14, .kv_heads = 2, .head_dim = 80, .block_tokens = 48, .element = KvElement::kQ8_0},
+    {.heads = 6, .kv_heads = 2, .head_dim = 256, .element = KvElement::kQ8_0},
+    {.heads = 20, .kv_heads = 1, .head_dim = 72, .element = KvElement::kQ8_0},
+    {.heads = 4, .kv_heads = 2, .head_dim = 18, .element = KvElement::kQ8_0},
 };
 
-// Probabilities are rounded to halves: 5e-4 of the norm; without tensor cores 1e-5.
+std::string Describe(const Shape& shape) {
+  return absl::StrCat("element ", static_cast<int>(shape.element), ", ", shape.heads, "/",
+                      shape.kv_heads, " of ", shape.head_dim, ", blocks of ", shape.block_tokens);
+}
+
+// bf16 and q8_0: queries and probabilities have 16 bits, so 5e-5. f16: probabilities are rounded to
+// halves, 5e-4, in prompts the query too, 2e-3. Without tensor cores 1e-5.
+double Tolerance(const Shape& shape, bool prompt) {
+  if (shape.element == KvElement::kBfloat16 || shape.element == KvElement::kQ8_0) return 5e-5;
+  const bool tensor = shape.element == KvElement::kFloat16 && shape.head_dim % 8 == 0;
+  return prompt ? 2e-3 : (tensor ? 5e-4 : 1e-5);
+}
+
 TEST_F(AttentionTest, DecodesLikeFloat64) {
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
   for (const Shape& shape : kShapes) {
-    SCOPED_TRACE(absl::StrCat(shape.heads, "/", shape.kv_heads, " of ", shape.head_dim));
+    SCOPED_TRACE(Describe(shape));
     Make(shape, {{1, 300, 17, 256, 257, 1030}, {1, 3, 1, 1, 1, 2}});
-    const double tensor = shape.half && shape.head_dim % 8 == 0 ? 5e-4 : 1e-5;
-    const double error = RelativeError(Run(), Reference());
-    EXPECT_LT(error, tensor);
-    RecordProperty(absl::StrCat("error_", shape.head_dim), absl::StrCat(error));
+    EXPECT_LT(RelativeError(Run(), Reference()), Tolerance(shape, /*prompt=*/false));
   }
 }
 
-// The query is rounded to halves too: 2e-3.
 TEST_F(AttentionTest, AttendsPromptsLikeFloat64) {
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
   for (const Shape& shape : kShapes) {
-    SCOPED_TRACE(absl::StrCat(shape.heads, "/", shape.kv_heads, " of ", shape.head_dim));
+    SCOPED_TRACE(Describe(shape));
     Make(shape, {{70, 300, 40, 129}, {70, 33, 1, 129}});
-    EXPECT_LT(RelativeError(Run(), Reference()), 2e-3);
+    EXPECT_LT(RelativeError(Run(), Reference()), Tolerance(shape, /*prompt=*/true));
   }
 }
 
 TEST_F(AttentionTest, GivesARowTheSameBitsWhateverRunsBesideIt) {
-  const Shape shape = {.heads = 40, .kv_heads = 8, .head_dim = 128};
-  Make(shape, {{700, 300, 17, 256, 257, 1030, 5, 90}, {1, 3, 1, 1, 1, 2, 1, 4}});
-  const std::vector<float> all = Run();
-  EXPECT_EQ(all, Run());
-  // The same sequences, of which only some have rows.
-  const size_t width = 40 * 128;
-  Make(shape, {{700, 300, 17, 256, 257, 1030, 5, 90}, {1, 0, 0, 0, 0, 0, 0, 0}});
-  const std::vector<float> first = Run();
-  EXPECT_TRUE(std::equal(first.begin(), first.end(), all.begin()));
-  Make(shape, {{700, 300, 17, 256, 257, 1030, 5, 90}, {0, 1, 0, 0, 0, 0, 0, 1}});
-  const std::vector<float> two = Run();
-  EXPECT_TRUE(std::equal(two.begin(), two.begin() + width, all.begin() + 3 * width));
-  EXPECT_TRUE(std::equal(two.begin() + width, two.end(), all.end() - width));
+  for (const KvElement element : {KvElement::kFloat16, KvElement::kBfloat16, KvElement::kQ8_0}) {
+    const Shape shape = {.heads = 40, .kv_heads = 8, .head_dim = 128, .element = element};
+    SCOPED_TRACE(Describe(shape));
+    Make(shape, {{700, 300, 17, 256, 257, 1030, 5, 90}, {1, 3, 1, 1, 1, 2, 1, 4}});
+    const std::vector<float> all = Run();
+    EXPECT_EQ(all, Run());
+    // The same sequences, of which only some have rows.
+    const size_t width = 40 * 128;
+    Make(shape, {{700, 300, 17, 256, 257, 1030, 5, 90}, {1, 0, 0, 0, 0, 0, 0, 0}});
+    const std::vector<float> first = Run();
+    EXPECT_TRUE(std::equal(first.begin(), first.end(), all.begin()));
+    Make(shape, {{700, 300, 17, 256, 257, 1030, 5, 90}, {0, 1, 0, 0, 0, 0, 0, 1}});
+    const std::vector<float> two = Run();
+    EXPECT_TRUE(std::equal(two.begin(), two.begin() + width, all.begin() + 3 * width));
+    EXPECT_TRUE(std::equal(two.begin() + width, two.end(), all.end() - width));
+  }
+}
+
+// What an earlier sequence left in the last block, a NaN even, is none of this one's.
+TEST_F(AttentionTest, IsNotReachedByWhatLiesBehindTheLastPosition) {
+  for (const KvElement element : {KvElement::kBfloat16, KvElement::kQ8_0}) {
+    const Shape shape = {.heads = 8, .kv_heads = 2, .head_dim = 64, .element = element};
+    SCOPED_TRACE(Describe(shape));
+    Make(shape, {{19, 35}, {1, 20}});
+    const std::vector<double> reference = Reference();
+    PoisonBehind({19, 35});
+    EXPECT_LT(RelativeError(Run(), reference), Tolerance(shape, /*prompt=*/true));
+  }
+}
+
+// A key or value that its type cannot hold is NaN, and so is what a row makes of it.
+TEST_F(AttentionTest, PassesNaNOn) {
+  for (const KvElement element : {KvElement::kBfloat16, KvElement::kQ8_0}) {
+    const Shape shape = {.heads = 4, .kv_heads = 1, .head_dim = 64, .element = element};
+    SCOPED_TRACE(Describe(shape));
+    for (const int rows : {1, 40}) {
+      Make(shape, {{300}, {rows}});
+      PoisonBehind({299});  // the last position alone
+      const std::vector<float> out = Run();
+      EXPECT_TRUE(std::all_of(out.end() - 4 * 64, out.end(), [](float x) { return x != x; }));
+    }
+  }
 }
 
 // On cards with less shared memory wide heads go without tensor cores.
 TEST_F(AttentionTest, AttendsWideHeadsOnCardsWithLittleSharedMemory) {
   context_.max_shared_bytes = 99 << 10;
-  for (const int head_dim : {128, 256}) {
-    Make({.heads = 6, .kv_heads = 2, .head_dim = head_dim}, {{300, 70}, {2, 40}});
-    EXPECT_LT(RelativeError(Run(), Reference()), 2e-3) << head_dim;
+  for (const KvElement element : {KvElement::kFloat16, KvElement::kBfloat16, KvElement::kQ8_0}) {
+    for (const int head_dim : {128, 256}) {
+      const Shape shape = {.heads = 6, .kv_heads = 2, .head_dim = head_dim, .element = element};
+      SCOPED_TRACE(Describe(shape));
+      Make(shape, {{300, 70}, {2, 40}});
+      EXPECT_LT(RelativeError(Run(), Reference()), Tolerance(shape, /*prompt=*/true));
+    }
   }
 }
 

@@ -94,6 +94,29 @@ struct SoftmaxState {
   // memory. scale > 0.
   template <int kPositions>
   __device__ void Add(float (&scores)[kPositions / 8][4], float scale, uint32_t values, int pitch) {
+    Weigh<kPositions>(scores, scale);
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < kPositions / 16; ++k) {
+      const uint32_t a[4] = {PackHalves(scores[2 * k][0], scores[2 * k][1]),
+                             PackHalves(scores[2 * k][2], scores[2 * k][3]),
+                             PackHalves(scores[2 * k + 1][0], scores[2 * k + 1][1]),
+                             PackHalves(scores[2 * k + 1][2], scores[2 * k + 1][3])};
+      const uint32_t row = values + static_cast<uint32_t>((k * 16 + lane % 16) * pitch) +
+                           static_cast<uint32_t>(lane / 16 * 16);
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 16; ++n) {
+        uint32_t b[4];
+        LoadMatricesTransposed(b, row + static_cast<uint32_t>(n * 32));
+        MultiplyAdd(out[2 * n], a, b[0], b[1]);
+        MultiplyAdd(out[2 * n + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // The first half of Add: scores become probabilities, the state so far shrinks to fit them.
+  template <int kPositions>
+  __device__ __forceinline__ void Weigh(float (&scores)[kPositions / 8][4], float scale) {
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -121,23 +144,6 @@ struct SoftmaxState {
     for (int i = 0; i < kHeadDim / 8; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) out[i][j] *= factor[j / 2];
-    }
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < kPositions / 16; ++k) {
-      const uint32_t a[4] = {PackHalves(scores[2 * k][0], scores[2 * k][1]),
-                             PackHalves(scores[2 * k][2], scores[2 * k][3]),
-                             PackHalves(scores[2 * k + 1][0], scores[2 * k + 1][1]),
-                             PackHalves(scores[2 * k + 1][2], scores[2 * k + 1][3])};
-      const uint32_t row = values + static_cast<uint32_t>((k * 16 + lane % 16) * pitch) +
-                           static_cast<uint32_t>(lane / 16 * 16);
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 16; ++n) {
-        uint32_t b[4];
-        LoadMatricesTransposed(b, row + static_cast<uint32_t>(n * 32));
-        MultiplyAdd(out[2 * n], a, b[0], b[1]);
-        MultiplyAdd(out[2 * n + 1], a, b[2], b[3]);
-      }
     }
   }
 

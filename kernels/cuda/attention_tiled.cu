@@ -1,4 +1,5 @@
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace layercake::kernels::cuda {
@@ -170,18 +171,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   StoreRows<kHeadDim>(cache, a, block, state);
 }
 
-using Kernel = void (*)(StepView, KvView, AttentionArguments);
-struct Choice {
-  Kernel kernel;
-  int shared_bytes;
-};
-
 template <int kHeadDim>
-Choice Shaped() {
+TiledChoice Shaped() {
   return {TiledAttentionKernel<kHeadDim>, TiledShape<kHeadDim>::kSharedBytes};
 }
 
-Choice Choose(int head_dim) {
+TiledChoice ShapedFor(int head_dim) {
   if (head_dim <= 64) return Shaped<64>();
   if (head_dim <= 80) return Shaped<80>();
   if (head_dim <= 96) return Shaped<96>();
@@ -190,11 +185,26 @@ Choice Choose(int head_dim) {
   return Shaped<256>();
 }
 
+TiledChoice Choose(KvElement element, int head_dim) {
+  if (element != KvElement::kFloat16) return ChooseBf16Tiled(element, head_dim);
+  return head_dim % 8 == 0 ? ShapedFor(head_dim) : TiledChoice{};
+}
+
+bool Runs(const Context& context, const TiledChoice& choice) {
+  return choice.kernel != nullptr &&
+         choice.shared_bytes + kStaticSharedBytes <= context.max_shared_bytes;
+}
+
+cudaError_t Allow(const Context& context, const TiledChoice& choice) {
+  if (!Runs(context, choice)) return cudaSuccess;
+  return AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
+}
+
 }  // namespace
 
 bool TiledAttentionTakes(const Context& context, const KvView& cache, int heads) {
-  return cache.half && cache.head_dim % 8 == 0 && heads / cache.kv_heads <= kTileQueries &&
-         Choose(cache.head_dim).shared_bytes + kStaticSharedBytes <= context.max_shared_bytes;
+  return heads / cache.kv_heads <= kTileQueries &&
+         Runs(context, Choose(cache.element, cache.head_dim));
 }
 
 int RowsPerTile(int heads, int kv_heads) {
@@ -204,18 +214,21 @@ int RowsPerTile(int heads, int kv_heads) {
 
 cudaError_t PrepareAttention(const Context& context) {
   for (const int head_dim : {64, 80, 96, 128, 192, 256}) {
-    const Choice choice = Choose(head_dim);
-    if (choice.shared_bytes + kStaticSharedBytes > context.max_shared_bytes) continue;
-    const cudaError_t error =
-        AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
+    const cudaError_t error = Allow(context, ShapedFor(head_dim));
     if (error != cudaSuccess) return error;
+  }
+  for (const KvElement element : {KvElement::kBfloat16, KvElement::kQ8_0}) {
+    for (const int head_dim : kBf16HeadDims) {
+      const cudaError_t error = Allow(context, ChooseBf16Tiled(element, head_dim));
+      if (error != cudaSuccess) return error;
+    }
   }
   return PrepareDecodeAttention(context);
 }
 
 cudaError_t LaunchTiledAttention(const Context& context, const StepView& step, const KvView& cache,
                                  const AttentionArguments& arguments) {
-  const Choice choice = Choose(cache.head_dim);
+  const TiledChoice choice = Choose(cache.element, cache.head_dim);
   const dim3 grid(static_cast<unsigned>(step.tile_count), static_cast<unsigned>(cache.kv_heads));
   return Launch(context, grid, dim3(kThreads), static_cast<size_t>(choice.shared_bytes),
                 choice.kernel, step, cache, arguments);

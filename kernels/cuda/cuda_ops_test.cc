@@ -308,6 +308,35 @@ TEST_F(CudaOpsTest, ComputeWhatTheCpuComputes) {
   }
 }
 
+// Every type of cache, which either backend rounds alike: what remains is what the products make of
+// it. Prompts of both kernels, and decodes.
+TEST_F(CudaOpsTest, ComputeWhatTheCpuComputesWithEveryTypeOfCache) {
+  SCOPED_TRACE(absl::StrCat("seed ", kSeed));
+  for (const KvType kv_type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8_0}) {
+    for (const int head_dim : {64, 80}) {
+      SCOPED_TRACE(absl::StrCat(KvTypeName(kv_type), " heads of ", head_dim));
+      ModelShape shape;
+      shape.head_dim = head_dim;
+      shape.kv_type = kv_type;
+      const ModelBytes model = {WeightType::kQ8_0, shape, kSeed};
+      auto cpu_ops = *CreateCpuOps(*cpu_device_);
+      auto cuda_ops = *CreateCudaOps(*cuda_device_);
+      Backend cpu(*cpu_device_, *cpu_ops, executor_, model);
+      Backend cuda(*cuda_device_, *cuda_ops, executor_, model);
+      const auto compare = [&](int first, int count) {
+        Rows rows(Tables());
+        rows.Add(0, first, count, shape.vocabulary);
+        const auto expected = cpu.Step(rows.view(), rows.tokens, rows.last);
+        const auto got = cuda.Step(rows.view(), rows.tokens, rows.last);
+        EXPECT_LT(RelativeError(got.logits, expected.logits), 1e-2) << first << " " << count;
+      };
+      compare(0, 70);
+      compare(70, 5);
+      for (int step = 0; step < 3; ++step) compare(75 + step, 1);
+    }
+  }
+}
+
 TEST_F(CudaOpsTest, GiveADecodedRowTheSameBitsInEveryMicroBatch) {
   for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ8_0, WeightType::kBF16}) {
     SCOPED_TRACE(WeightTypeName(type));

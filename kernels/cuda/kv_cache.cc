@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/cuda/kv_layout.h"
 #include "kernels/cuda/step_kernels.h"
 #include "kernels/ops_check.h"
 
@@ -29,19 +30,33 @@ absl::StatusOr<PinnedArray> AllocateSavedBlocks(const Context& context, const Kv
   return PinnedArray::Allocate(context, bytes, what);
 }
 
+KvElement ElementOf(KvType type) {
+  switch (type) {
+    case KvType::kF32:
+      return KvElement::kFloat32;
+    case KvType::kF16:
+      return KvElement::kFloat16;
+    case KvType::kBF16:
+      return KvElement::kBfloat16;
+    case KvType::kQ8_0:
+      break;
+  }
+  return KvElement::kQ8_0;
+}
+
 }  // namespace
 
-absl::Status CheckCudaKvType(KvType type) {
-  if (type == KvType::kF16 || type == KvType::kF32) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat("a KV cache of type ", KvTypeName(type),
-                                               " exists on cpu devices only; on CUDA devices use "
-                                               "--kv-type f16"));
+absl::Status CheckCudaKvCache(const KvCacheSpec& spec) {
+  LC_RETURN_IF_ERROR(CheckKvCacheSpec(spec, kMaxHeadDim));
+  if (spec.type != KvType::kQ8_0 || spec.block_tokens % kQ8Run == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(KvCacheShape(spec), ": on CUDA devices q8_0 wants blocks of a multiple of ",
+                   kQ8Run, " tokens"));
 }
 
 absl::StatusOr<std::unique_ptr<CudaKvCache>> CudaKvCache::Create(const Context& context,
                                                                  const KvCacheSpec& spec) {
-  LC_RETURN_IF_ERROR(CheckCudaKvType(spec.type));
-  LC_RETURN_IF_ERROR(CheckKvCacheSpec(spec, kMaxHeadDim));
+  LC_RETURN_IF_ERROR(CheckCudaKvCache(spec));
   const std::string shape = KvCacheShape(spec);
   const size_t bytes = KvCacheBytes(spec);
   if (bytes == std::numeric_limits<size_t>::max()) {
@@ -63,7 +78,7 @@ KvView CudaKvCache::View(int layer) const {
   std::byte* const keys = memory_.as<std::byte>() + static_cast<size_t>(layer) * 2 * half_bytes;
   return {.keys = keys,
           .values = keys + half_bytes,
-          .half = s.type == KvType::kF16,
+          .element = ElementOf(s.type),
           .block_tokens = s.block_tokens,
           .kv_heads = s.kv_heads,
           .head_dim = s.head_dim};

@@ -12,14 +12,15 @@
 
 namespace layercake::kernels::cuda {
 
-// OK for f16 and f32; else Unimplemented with the way out.
-absl::Status CheckCudaKvType(KvType type);
+// Every type, head_dim at most kMaxHeadDim; q8_0 wants block_tokens to be a multiple of 16.
+absl::Status CheckCudaKvCache(const KvCacheSpec& spec);
 
-// Layout: (layers, 2, blocks, kv_heads, block_tokens, head_dim), 2 = keys then values. Saved blocks
-// lie in pinned host memory: (host_blocks, layers, 2, kv_heads, block_tokens, head_dim).
+// Layout: (layers, 2, blocks, kv_heads, block_tokens, head_dim), 2 = keys then values; within a
+// head of a block q8_0 lies as kv_layout.h says. Saved blocks lie in pinned host memory:
+// (host_blocks, layers, 2, kv_heads, block_tokens, head_dim).
 class CudaKvCache final : public KvCache {
  public:
-  // f16 or f32; head_dim even and at most kMaxHeadDim. ResourceExhausted with sizes.
+  // InvalidArgument as CheckCudaKvCache; ResourceExhausted with sizes.
   static absl::StatusOr<std::unique_ptr<CudaKvCache>> Create(const Context& context,
                                                              const KvCacheSpec& spec);
   // `layer` is one of the cache's (callers check).

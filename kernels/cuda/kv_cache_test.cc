@@ -6,15 +6,26 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-TEST(CudaKvTypes, RefuseThoseWithoutKernelsAndSayWhatToUse) {
-  EXPECT_TRUE(CheckCudaKvType(KvType::kF16).ok());
-  EXPECT_TRUE(CheckCudaKvType(KvType::kF32).ok());
-  for (const KvType type : {KvType::kBF16, KvType::kQ8_0}) {
-    const absl::Status status = CheckCudaKvType(type);
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(status.message(), testing::HasSubstr(KvTypeName(type)));
-    EXPECT_THAT(status.message(), testing::HasSubstr("--kv-type f16"));
+using ::testing::HasSubstr;
+
+TEST(CudaKvCaches, AreOfEveryType) {
+  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8_0}) {
+    EXPECT_TRUE(CheckCudaKvCache({2, 8, 16, 2, 64, type}).ok()) << KvTypeName(type);
   }
+}
+
+TEST(CudaKvCaches, HaveHeadsThatKernelsTake) {
+  const absl::Status status = CheckCudaKvCache({2, 8, 16, 2, 258, KvType::kF16});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("at most 256"));
+}
+
+TEST(CudaKvCaches, HaveWholeRunsOfScalesInABlock) {
+  EXPECT_TRUE(CheckCudaKvCache({2, 8, 48, 2, 64, KvType::kQ8_0}).ok());
+  const absl::Status status = CheckCudaKvCache({2, 8, 24, 2, 64, KvType::kQ8_0});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("a multiple of 16 tokens"));
+  EXPECT_TRUE(CheckCudaKvCache({2, 8, 24, 2, 64, KvType::kBF16}).ok());
 }
 
 }  // namespace

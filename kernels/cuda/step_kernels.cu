@@ -1,5 +1,6 @@
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/kv_layout.h"
 #include "kernels/cuda/step_kernels.h"
 
 namespace layercake::kernels::cuda {
@@ -57,8 +58,11 @@ __device__ void StoreHead(const float* values, int head_dim, bool half, void* to
   }
 }
 
-// One warp per head: the q heads, then the k heads, then the v heads of a row.
-__global__ void RopeCacheKernel(StepView step, KvView cache, RopeCacheArguments a) {
+// One warp per head: the q heads, then the k heads, then the v heads of a row. A key or value goes
+// to store(values, is_key, kv_head, block, token of the block).
+template <typename Store>
+__device__ __forceinline__ void TurnHead(const StepView& step, const KvView& cache,
+                                         const RopeCacheArguments& a, const Store& store) {
   __shared__ float head_values[kWarpsPerBlock][kMaxHeadDim];
   GridDependencyWait();
   GridLaunchDependents();
@@ -89,11 +93,49 @@ __global__ void RopeCacheKernel(StepView step, KvView cache, RopeCacheArguments 
   const int32_t* blocks =
       step.tables + static_cast<int64_t>(step.table_index[row]) * step.table_stride;
   const int64_t block = blocks[position / cache.block_tokens];
-  const int64_t place =
-      ((block * cache.kv_heads + kv_head) * cache.block_tokens + position % cache.block_tokens) *
-      head_dim;
-  char* base = static_cast<char*>(is_k ? cache.keys : cache.values);
-  StoreHead(values, head_dim, cache.half, base + place * (cache.half ? 2 : 4));
+  store(values, is_k, kv_head, block, position % cache.block_tokens);
+}
+
+__global__ void RopeCacheKernel(StepView step, KvView cache, RopeCacheArguments a) {
+  TurnHead(step, cache, a,
+           [&](const float* values, bool is_key, int kv_head, int64_t block, int token) {
+             const int64_t place =
+                 ((block * cache.kv_heads + kv_head) * cache.block_tokens + token) * cache.head_dim;
+             char* base = static_cast<char*>(is_key ? cache.keys : cache.values);
+             const bool half = cache.element == KvElement::kFloat16;
+             StoreHead(values, cache.head_dim, half, base + place * (half ? 2 : 4));
+           });
+}
+
+__global__ void RopeCacheBf16Kernel(StepView step, KvView cache, RopeCacheArguments a) {
+  TurnHead(step, cache, a,
+           [&](const float* values, bool is_key, int kv_head, int64_t block, int token) {
+             const int64_t place =
+                 ((block * cache.kv_heads + kv_head) * cache.block_tokens + token) * cache.head_dim;
+             auto* to = static_cast<uint16_t*>(is_key ? cache.keys : cache.values) + place;
+             for (int i = threadIdx.x % 32; i < cache.head_dim; i += 32) {
+               to[i] = Bf16Stored(__float_as_uint(values[i]));
+             }
+           });
+}
+
+// A lane has one value of each group.
+__global__ void RopeCacheQ8Kernel(StepView step, KvView cache, RopeCacheArguments a) {
+  TurnHead(step, cache, a,
+           [&](const float* values, bool is_key, int kv_head, int64_t block, int token) {
+             const int lane = threadIdx.x % 32;
+             auto* ints = static_cast<int8_t*>(is_key ? cache.keys : cache.values) +
+                          Q8ValueOffset(cache, block, kv_head, token);
+             auto* scales = reinterpret_cast<uint16_t*>(ints + Q8ScaleDistance(cache, token));
+             for (int first = 0; first < cache.head_dim; first += kQ8Group) {
+               const float value = first + lane < cache.head_dim ? values[first + lane] : 0.0f;
+               const uint32_t largest =
+                   __reduce_max_sync(0xffffffffu, __float_as_uint(value) & 0x7fffffffu);
+               const Q8Scale scale = Q8ScaleOf(largest, __uint_as_float(largest));
+               ints[first + lane] = Q8Value(value, scale.inverse);
+               if (lane == 0) scales[first / kQ8Group] = scale.half;
+             }
+           });
 }
 
 __global__ void SwigluKernel(float* gate, const float* up, int64_t count) {
@@ -138,8 +180,10 @@ cudaError_t LaunchRopeCache(const Context& context, const StepView& step, const 
   const int heads = arguments.heads + 2 * cache.kv_heads;
   const dim3 grid(static_cast<unsigned>((heads + kWarpsPerBlock - 1) / kWarpsPerBlock),
                   static_cast<unsigned>(step.rows));
-  return Launch(context, grid, dim3(32 * kWarpsPerBlock), 0, RopeCacheKernel, step, cache,
-                arguments);
+  const auto kernel = cache.element == KvElement::kBfloat16 ? RopeCacheBf16Kernel
+                      : cache.element == KvElement::kQ8_0   ? RopeCacheQ8Kernel
+                                                            : RopeCacheKernel;
+  return Launch(context, grid, dim3(32 * kWarpsPerBlock), 0, kernel, step, cache, arguments);
 }
 
 cudaError_t LaunchSwiglu(const Context& context, float* gate, const float* up, int64_t count) {

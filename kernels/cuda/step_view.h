@@ -40,11 +40,15 @@ struct StepView {
   bool operator==(const StepView&) const = default;
 };
 
-// One layer of a cache: (2, blocks, kv_heads, block_tokens, head_dim), keys then values.
+// KvType, without its header.
+enum class KvElement : uint8_t { kFloat32, kFloat16, kBfloat16, kQ8_0 };
+
+// One layer of a cache: (2, blocks, kv_heads, block_tokens, head_dim), keys then values; q8_0 as in
+// kv_layout.h.
 struct KvView {
   void* keys = nullptr;
   void* values = nullptr;
-  bool half = true;  // float16, else float32
+  KvElement element = KvElement::kFloat16;
   int block_tokens = 0;
   int kv_heads = 0;
   int head_dim = 0;
