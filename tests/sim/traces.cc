@@ -64,6 +64,15 @@ SimOptions RandomChain(base::Random& random) {
   return options;
 }
 
+// Half of the swarms copy blocks to host memory: few of them, so that they run out, and with
+// heartbeats so close that costs are known soon.
+void AddHostBlocks(base::Random& random, SimOptions& options) {
+  if (random.Below(2) == 0) return;
+  options.heartbeat = absl::Milliseconds(Between(random, 10, 20));
+  options.scheduler.host_blocks = Between(random, 1, 40);
+  for (StageCost& stage : options.stages) stage.per_copy = 1e-6 * (0.1 + random.Unit());
+}
+
 }  // namespace
 
 SimOptions GpuChain(int stages) {
@@ -115,6 +124,8 @@ Swarm MakeSwarm(uint64_t seed) {
   base::SeededRandom random(seed);
   Swarm swarm;
   swarm.options = RandomChain(random);
+  base::SeededRandom copies(~seed);  // of its own: the rest of a seed stays what it was
+  AddHostBlocks(copies, swarm.options);
   const int stages = static_cast<int>(swarm.options.stages.size());
   const std::vector<int32_t> shared = RandomTokens(random, Between(random, 4, 40));
   const bool bursts = random.Below(2) == 0;
