@@ -4,6 +4,8 @@
 // Reading and writing are measured apart: first every stream asks for one token of its prompt, then
 // for the whole answer, with its prompt in the prefix cache. So all streams write side by side from
 // the start, as in the benches of others, and no prompt is read in between.
+//
+// What the stages did meanwhile comes from GetStatus (bench_stages.h).
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/status_macros.h"
+#include "cli/bench_stages.h"
 #include "cli/chain_flags.h"
 #include "cli/chain_session.h"
 #include "cli/commands.h"
@@ -54,8 +57,8 @@ struct Figures {
   double prefill_tokens_per_second = 0;
   double decode_seconds = 0;  // while every stream writes
   double decode_tokens_per_second = 0;
-  double step_milliseconds = 0;  // of a round: every stream's next token
-  std::vector<double> busy;      // of each stage, while streams write
+  double step_milliseconds = 0;      // of a round: every stream's next token
+  std::vector<StageFigures> stages;  // while streams write
 };
 
 v1::GenerateRequest MakeRequest(const BenchFlags& flags, int vocabulary, base::Random& random) {
@@ -124,21 +127,6 @@ absl::Status SummariseDecode(const std::vector<Stream>& streams, Figures& figure
   return absl::OkStatus();
 }
 
-// Between two reports of each stage: counters come with heartbeats, so both ends of the time are
-// theirs.
-std::vector<double> BusyShares(const v1::GetStatusResponse& before,
-                               const v1::GetStatusResponse& after) {
-  std::vector<double> shares;
-  for (int i = 0; i < std::min(before.stages_size(), after.stages_size()); ++i) {
-    const v1::StageStatus& first = before.stages(i);
-    const v1::StageStatus& last = after.stages(i);
-    const double seconds = (after.uptime_seconds() - last.counters_age_seconds()) -
-                           (before.uptime_seconds() - first.counters_age_seconds());
-    shares.push_back(seconds > 0 ? (last.busy_seconds() - first.busy_seconds()) / seconds : 0);
-  }
-  return shares;
-}
-
 absl::StatusOr<Figures> Measure(const BenchFlags& flags, int stream_count, int vocabulary,
                                 InferenceClient& client, base::Random& random) {
   const base::SystemClock clock;
@@ -163,13 +151,33 @@ absl::StatusOr<Figures> Measure(const BenchFlags& flags, int stream_count, int v
                       RunStreams(requests, flags.ntg, client, clock));
   LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse after, client.GetStatus());
   LC_RETURN_IF_ERROR(SummariseDecode(answers, figures));
-  figures.busy = BusyShares(before, after);
+  figures.stages = StageFiguresBetween(before, after);
   return figures;
+}
+
+nlohmann::ordered_json ToJson(const StageFigures& stage) {
+  return {{"stage", stage.stage},
+          {"busy", stage.busy},
+          {"step_milliseconds", stage.step_milliseconds},
+          {"weight_gigabytes_per_second", stage.weight_gigabytes_per_second},
+          {"share_of_copy_speed", stage.copy_share},
+          {"hop_microseconds", stage.hop_microseconds},
+          {"hop_gigabytes_per_second", stage.hop_gigabytes_per_second},
+          {"transport", stage.transport},
+          {"weight_bytes", stage.weight_bytes},
+          {"kv_bytes", stage.kv_bytes},
+          {"buffer_bytes", stage.buffer_bytes}};
 }
 
 void Print(const BenchFlags& flags, const v1::GetModelResponse& model, const Figures& figures) {
   std::vector<std::string> busy;
-  for (const double share : figures.busy) busy.push_back(absl::StrFormat("%.0f%%", share * 100));
+  nlohmann::ordered_json shares = nlohmann::ordered_json::array();
+  nlohmann::ordered_json stages = nlohmann::ordered_json::array();
+  for (const StageFigures& stage : figures.stages) {
+    busy.push_back(absl::StrFormat("%.0f%%", stage.busy * 100));
+    shares.push_back(stage.busy);
+    stages.push_back(ToJson(stage));
+  }
   std::ostream& table = flags.jsonl ? std::cerr : std::cout;
   table << absl::StrFormat("%7d  %9.1f  %9.1f  %9.2f  %9.2f  %7.2f  %s", figures.streams,
                            figures.prefill_tokens_per_second, figures.decode_tokens_per_second,
@@ -179,7 +187,7 @@ void Print(const BenchFlags& flags, const v1::GetModelResponse& model, const Fig
   if (!flags.jsonl) return;
   const nlohmann::ordered_json line = {
       {"model", model.name()},
-      {"stages", figures.busy.size()},
+      {"stages", figures.stages.size()},
       {"streams", figures.streams},
       {"prompt_tokens", flags.npp},
       {"output_tokens", flags.ntg},
@@ -188,7 +196,8 @@ void Print(const BenchFlags& flags, const v1::GetModelResponse& model, const Fig
       {"prefill_seconds", figures.prefill_seconds},
       {"decode_seconds", figures.decode_seconds},
       {"step_milliseconds", figures.step_milliseconds},
-      {"busy", figures.busy}};
+      {"busy", shares},
+      {"stage_figures", stages}};
   std::cout << line.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace)
             << std::endl;
 }
@@ -209,11 +218,15 @@ absl::Status MeasureAll(const BenchFlags& flags, InferenceClient& client) {
       << "; tokens/s over all streams\n"
       << absl::StrFormat("%7s  %9s  %9s  %9s  %9s  %7s  %s\n", "streams", "prefill/s", "decode/s",
                          "prefill s", "decode s", "step ms", "busy share of each stage");
+  std::string stages;
   for (const int streams : flags.npl) {
     LC_ASSIGN_OR_RETURN(const Figures figures,
                         Measure(flags, streams, model.vocabulary_size(), client, random));
     Print(flags, model, figures);
+    absl::StrAppend(&stages, FormatStageFigures(streams, figures.stages));
   }
+  (flags.jsonl ? std::cerr : std::cout) << "\nstages while streams write\n"
+                                        << StageTableHeading() << stages << std::flush;
   return absl::OkStatus();
 }
 
@@ -267,6 +280,7 @@ void AddBenchCommand(Program& program, const Environment& environment) {
   table.Switch("--jsonl", &flags->jsonl, "JSON lines on standard output, the table on the other");
   AddServerFlags(table, &flags->server, "Measure this running server, host:port");
   AddChainFlags(table, &flags->chain);
+  AddOwnWorkerFlags(table, &flags->chain);
   AddLogFlag(table, &flags->chain.log_level);
 }
 

@@ -52,12 +52,18 @@ std::string FormatChain(const v1::GetStatusResponse& status) {
             ? ""
             : absl::StrFormat("%s, %.0f us, %.2f GB/s", stage.upstream_transport(),
                               stage.upstream_latency_us(), stage.upstream_gigabytes_per_second());
+    const std::string hops =
+        stage.hops() == 0
+            ? ""
+            : absl::StrFormat("; %.0f us a hop",
+                              1e6 * stage.hop_seconds() / static_cast<double>(stage.hops()));
     absl::StrAppend(
         &text, absl::StrFormat("%5d  %-9s  %-8s  %-20s  %10s  %10s  %9d  %s\n", stage.stage(),
                                absl::StrCat(stage.layer_first(), "-", stage.layer_end() - 1),
                                stage.device(), absl::StrCat(stage.host(), " (", stage.pid(), ")"),
                                FormatBytes(stage.weight_bytes()), FormatBytes(stage.kv_bytes()),
-                               stage.steps_done(), upstream));
+                               stage.steps_done(), absl::StrCat(upstream, hops)));
+    if (!stage.placement().empty()) absl::StrAppend(&text, "       ", stage.placement(), "\n");
     if (!stage.waiting_for().empty()) {
       absl::StrAppend(&text, "       waits for ", stage.waiting_for(), "\n");
     }

@@ -46,8 +46,12 @@ TEST(Format, TheChainWithReasonAndWaits) {
   }
   status.mutable_stages(1)->set_upstream_transport("pinned_host");
   status.mutable_stages(1)->set_waiting_for("activation 7");
+  status.mutable_stages(1)->set_hops(4);
+  status.mutable_stages(1)->set_hop_seconds(100e-6);
+  status.mutable_stages(1)->set_placement("cuda:1 is on NUMA node 1: threads on CPUs 32-63");
   EXPECT_THAT(FormatChain(status),
-              AllOf(HasSubstr("failed"), HasSubstr("reason: stage 1 is gone"), HasSubstr("0-1"),
+              AllOf(HasSubstr("; 25 us a hop\n"), HasSubstr("\n       cuda:1 is on NUMA node 1"),
+                    HasSubstr("failed"), HasSubstr("reason: stage 1 is gone"), HasSubstr("0-1"),
                     HasSubstr("2-3"), HasSubstr("pinned_host"), HasSubstr("waits for activation")));
   status.clear_reason();
   EXPECT_THAT(FormatChain(status), Not(HasSubstr("reason")));

@@ -45,6 +45,8 @@ void AddFlags(FlagTable& table, WorkerFlags* flags) {
                         "The stage to ask for (default: any)");
   table.Text("--device", &worker->device, "cpu");
   table.Integer("--threads", &worker->threads, 0, 4096, "Threads (default: every core)");
+  table.Choice("--numa", &worker->numa, {"auto", "off"},
+               "Threads and pinned memory near the GPU, or where they are (default auto)");
   table.Text("--model", &flags->model,
              "An own copy of the model (default: the coordinator's path, or its bytes)");
   table.Text("--worker-id", &worker->worker_id, "Name in status and logs (default: host:pid)");

@@ -70,6 +70,10 @@ void Chain::FillStatus(v1::GetStatusResponse& response) const {
     status.set_total_bytes(worker->progress.total_bytes());
     status.set_steps_done(worker->heartbeat.counters().steps_done());
     status.set_busy_seconds(worker->heartbeat.counters().busy_seconds());
+    status.set_hops(worker->heartbeat.counters().hops());
+    status.set_hop_bytes(worker->heartbeat.counters().hop_bytes());
+    status.set_hop_seconds(worker->heartbeat.counters().hop_seconds());
+    status.set_placement(worker->hello->placement());
     status.set_counters_age_seconds(absl::ToDoubleSeconds(clock_.Now() - worker->heartbeat_at));
     status.set_waiting_for(worker->heartbeat.waiting_for());
     if (worker->sender) {
@@ -82,6 +86,7 @@ void Chain::FillStatus(v1::GetStatusResponse& response) const {
       status.set_weight_bytes(worker->ready->weight_bytes());
       status.set_kv_bytes(worker->ready->kv_bytes());
       status.set_buffer_bytes(worker->ready->buffer_bytes());
+      status.set_copy_gigabytes_per_second(worker->ready->copy_gigabytes_per_second());
     }
   }
 }

@@ -83,6 +83,7 @@ v1::FromWorker Worker::MakeHello() const {
   hello->set_role(v1::WORKER_ROLE_STAGE);
   hello->set_device(environment_.device->name());
   hello->set_device_memory_bytes(options_.device_memory_bytes);
+  hello->set_placement(options_.placement);
   if (options_.preferred_stage) hello->set_preferred_stage(*options_.preferred_stage);
   hello->set_max_rows_per_step(kMaxRows);
   hello->set_flat_rows(1);
@@ -332,6 +333,7 @@ void Worker::BecomeReadyIfConnected() {
   ready->set_buffer_bytes(made_.buffer_bytes);
   ready->set_host_kv_bytes(made_.host_kv_bytes);
   ready->set_host_copy_gigabytes_per_second(made_.host_copy_gigabytes_per_second);
+  ready->set_copy_gigabytes_per_second(options_.copy_gigabytes_per_second);
   Send(message);
   spdlog::info("stage {}: ready", limits.stage);
   // Frames may have come between the probe and now.

@@ -35,6 +35,8 @@ struct WorkerOptions {
   transport::EndpointFacts facts;
   std::string host_name;
   uint64_t device_memory_bytes = 0;
+  double copy_gigabytes_per_second = 0;  // of the device (kernels/copy_speed.h); 0: not measured
+  std::string placement;                 // of threads and memory, one line; empty: nowhere
   std::optional<int> preferred_stage;
   absl::Duration dial_timeout = absl::Seconds(30);  // until the coordinator's Welcome
   absl::Duration dial_pause = absl::Milliseconds(250);

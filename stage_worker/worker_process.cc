@@ -14,9 +14,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/event_loop.h"
+#include "base/numa_topology.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
+#include "base/thread_placement.h"
 #include "base/unique_fd.h"
+#include "kernels/copy_speed.h"
 #include "kernels/cuda_backend.h"
 #include "kernels/cuda_peer_memory.h"
 #include "kernels/device.h"
@@ -43,6 +46,10 @@ constexpr int kExitOk = 0;
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
+// Several times the cache of any GPU; a card with less than kCopySpeedFreeBytes is not asked.
+constexpr size_t kCopySpeedBytes = size_t{256} << 20;
+constexpr uint64_t kCopySpeedFreeBytes = 4 * kCopySpeedBytes;
+
 std::string HostName() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0) return {};
@@ -68,6 +75,10 @@ absl::Status CheckOptions(const WorkerProcessOptions& options) {
   if (options.connect_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("the connect timeout must be positive");
   }
+  if (options.numa != "auto" && options.numa != "off") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("numa is \"", options.numa, "\", must be auto or off"));
+  }
   for (const std::string& name : options.transports) {
     LC_RETURN_IF_ERROR(transport::ParseTransportKind(name).status());
   }
@@ -87,6 +98,9 @@ class WorkerProcess {
 
   absl::Status MakeDevice();
   absl::Status MakeCpuDevice();
+  absl::Status MakeCudaDevice(const kernels::CudaDeviceFacts& facts);
+  void PlaceNear(const kernels::CudaDeviceFacts& facts);
+  void MeasureCopies(uint64_t free_bytes);
   absl::Status WatchSignals();
   absl::Status WatchParent();
   absl::Status MakeFactories(transport::EndpointFacts& facts);
@@ -103,6 +117,8 @@ class WorkerProcess {
   std::unique_ptr<kernels::Ops> ops_;
   std::unique_ptr<kernels::PeerMemory> peer_memory_;  // of a CUDA device
   uint64_t device_memory_bytes_ = 0;
+  double copy_gigabytes_per_second_ = 0;
+  std::string placement_;
   std::unique_ptr<transport::UcxWorker> ucx_;
   std::vector<std::unique_ptr<transport::ChannelFactory>> factories_;
   std::vector<transport::ChannelFactory*> factory_pointers_;
@@ -137,6 +153,11 @@ absl::Status WorkerProcess::MakeDevice() {
   LC_ASSIGN_OR_RETURN(
       const kernels::CudaDeviceFacts facts,
       kernels::ChooseCudaDevice(options_.device, options_.preferred_stage.value_or(0), *devices));
+  return MakeCudaDevice(facts);
+}
+
+absl::Status WorkerProcess::MakeCudaDevice(const kernels::CudaDeviceFacts& facts) {
+  PlaceNear(facts);  // before the threads and the pinned memory that are to be there
   LC_ASSIGN_OR_RETURN(device_, kernels::CreateCudaDevice(facts, *loop_));
   LC_ASSIGN_OR_RETURN(ops_, kernels::CreateCudaOps(*device_));
   LC_ASSIGN_OR_RETURN(peer_memory_, kernels::CreateCudaPeerMemory(facts));
@@ -145,7 +166,43 @@ absl::Status WorkerProcess::MakeDevice() {
   spdlog::info("device {}: {} ({}), compute capability {}.{}, {} of {} MiB free", options_.device,
                facts.name, facts.uuid, facts.compute_major, facts.compute_minor, free_bytes >> 20,
                facts.total_bytes >> 20);
+  MeasureCopies(free_bytes);
   return absl::OkStatus();
+}
+
+// Without it everything works too: whatever the machine refuses is a line of debugging.
+void WorkerProcess::PlaceNear(const kernels::CudaDeviceFacts& facts) {
+  if (options_.numa == "off") return;
+  const absl::StatusOr<std::vector<int>> allowed = base::AllowedCpus();
+  if (!allowed.ok()) {
+    spdlog::debug("threads and memory where they are: {}", allowed.status().ToString());
+    return;
+  }
+  const base::NumaChoice choice = base::ChooseNumaPlacement(
+      absl::StrCat("cuda:", facts.index), base::ReadNumaFacts("/sys", facts.pci_bus_id), *allowed);
+  if (!choice.placement.has_value()) {
+    spdlog::debug("{}", choice.reason);
+    return;
+  }
+  if (const absl::Status bound = base::RunOnCpus(choice.placement->cpus); !bound.ok()) {
+    spdlog::debug("threads and memory where they are: {}", bound.ToString());
+    return;
+  }
+  if (const absl::Status set = base::PreferMemoryOfNode(choice.placement->node); !set.ok()) {
+    spdlog::debug("memory by first touch: {}", set.ToString());
+  }
+  placement_ = choice.reason;
+  spdlog::info("{}", placement_);
+}
+
+void WorkerProcess::MeasureCopies(uint64_t free_bytes) {
+  if (free_bytes < kCopySpeedFreeBytes) return;
+  const absl::StatusOr<double> speed = kernels::MeasureCopySpeed(*device_, kCopySpeedBytes, clock_);
+  if (!speed.ok()) {
+    spdlog::debug("the speed of copies is not known: {}", speed.status().ToString());
+    return;
+  }
+  copy_gigabytes_per_second_ = *speed;
 }
 
 absl::Status WorkerProcess::MakeCpuDevice() {
@@ -238,6 +295,8 @@ absl::Status WorkerProcess::MakeWorker() {
                                                  : options_.worker_id;
   options.coordinator = options_.coordinator;
   options.device_memory_bytes = device_memory_bytes_;
+  options.copy_gigabytes_per_second = copy_gigabytes_per_second_;
+  options.placement = placement_;
   options.preferred_stage = options_.preferred_stage;
   options.dial_timeout = options_.connect_timeout;
 

@@ -17,6 +17,7 @@ struct WorkerProcessOptions {
   std::string model_path;      // an own copy of the model; empty: the coordinator's path, if
                                // it is the same file here, else its bytes over the wire
   std::string worker_id;       // empty: "host:pid"
+  std::string numa = "auto";   // threads and memory near a CUDA device; "off": where they are
   std::optional<int> preferred_stage;
   std::vector<std::string> transports = {"cuda_ipc", "pinned_host", "ucx"};  // that may be used
   std::string socket_folder;    // of pinned_host; empty: DefaultSocketFolder()
