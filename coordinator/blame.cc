@@ -23,6 +23,13 @@ Verdict Blame(uint64_t plans_sent, absl::Span<const v1::StageCounters> counters)
                            number + 1, " saw ", counters[i + 1].activations_seen())};
     }
   }
+  // Every stage has done all that it began, and the first one holds back: its next step lacks a
+  // token that the last one sampled.
+  if (counters.size() > 1 && counters[0].plans_seen() > counters[0].steps_begun()) {
+    return {Culprit::kLink, static_cast<int>(counters.size()) - 1,
+            absl::StrCat("every stage finished ", counters[0].steps_begun(), " steps and stage 0, ",
+                         "which saw ", counters[0].plans_seen(), " plans, lacks a token")};
+  }
   return {Culprit::kCoordinator, -1, "no stage's counters stand out"};
 }
 

@@ -36,6 +36,16 @@ TEST(Blame, NamesTheLinkWhenBothEndsAreIdle) {
   EXPECT_EQ(verdict.stage, 0);
 }
 
+TEST(Blame, NamesTheWayBackWhenTheFirstStageLacksAToken) {
+  const Verdict verdict =
+      Blame(5, {Counters(5, 0, 4, 4), Counters(5, 4, 4, 4), Counters(5, 4, 4, 4)});
+  EXPECT_EQ(verdict.culprit, Culprit::kLink);
+  EXPECT_EQ(verdict.stage, 2);
+  // Where a stage is at work, the token is on its way.
+  EXPECT_EQ(Blame(5, {Counters(5, 0, 4, 4), Counters(5, 4, 4, 4), Counters(5, 4, 4, 3)}).culprit,
+            Culprit::kStage);
+}
+
 TEST(Blame, AccusesNoStageWhenNothingStandsOut) {
   EXPECT_EQ(Blame(5, {Counters(5, 0, 5, 5), Counters(5, 5, 5, 5)}).culprit, Culprit::kCoordinator);
 }

@@ -379,6 +379,10 @@ TEST(PlanCheck, HoldsRandomPlansToItsPromises) {
     v1::MicroBatchPlan plans[] = {FirstPlan(), SecondPlan()};
     plans[0].add_saves()->set_block(3);
     plans[1].add_restores()->set_block(7);
+    plans[1].mutable_rows(0)->set_token_of_step(random.Below(3));
+    if (random.Below(2) == 0) {
+      plans[0].mutable_begins(0)->mutable_sampling()->set_presence_penalty(1);
+    }
     for (const v1::MicroBatchPlan& plan : plans) {
       std::string one = plan.SerializeAsString();
       for (uint64_t flips = random.Below(4); flips > 0; --flips) {

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "stage_worker/plan_check.h"
 #include "stage_worker/plan_fuzz.h"
+#include "stage_worker/token_ledger.h"
 
 namespace layercake::stage_worker {
 namespace {
@@ -46,11 +47,30 @@ void CheckPromises(const StepPlan& step, const StageLimits& limits) {
     for (const int32_t block : sequence.blocks) {
       LC_CHECK(block >= 0 && block < limits.kv_blocks, "block ", block);
     }
+    const uint64_t of = sequence.token_of_step;
+    LC_CHECK(of == 0 || (sequence.row_count == 1 && of < step.step &&
+                         step.step - of <= static_cast<uint64_t>(limits.max_in_flight)),
+             "token of step ", of);
+  }
+  LC_CHECK(next_row == step.rows(), "rows without a sequence");
+}
+
+// What the last stage makes of an admitted step, in its turn: every token that it was promised is
+// there.
+void RunStep(StepPlan& step, const StageLimits& limits, TokenLedger& ledger) {
+  const absl::Status begun = ledger.Begin(step);
+  LC_CHECK(begun.ok(), begun.ToString());
+  std::vector<v1::SequenceResult> results;
+  for (const StepSequence& sequence : step.sequences) {
     for (const kernels::SeenToken& seen : sequence.seen) {
       LC_CHECK(seen.token >= 0 && seen.token < limits.vocabulary, "seen token");
     }
+    if (sequence.sampled_rows == 0 || step.step % 5 == 0) continue;  // or it is not finite
+    results.emplace_back().set_sequence(sequence.id);
+    results.back().add_tokens()->set_token(static_cast<int32_t>(step.step) % limits.vocabulary);
   }
-  LC_CHECK(next_row == step.rows(), "rows without a sequence");
+  ledger.End(step, results);
+  LC_CHECK(ledger.histories() <= static_cast<size_t>(limits.max_sequences), "histories");
 }
 
 }  // namespace
@@ -71,6 +91,7 @@ void RunPlanFuzz(const uint8_t* bytes, size_t size) {
                               .max_in_flight = 2,
                               .vocabulary = 100};
   SequenceTable table;
+  TokenLedger ledger(limits);
   uint64_t step = 0;
   for (size_t at = 0; at < size;) {
     const size_t length = std::min<size_t>(bytes[at], size - at - 1);
@@ -82,10 +103,11 @@ void RunPlanFuzz(const uint8_t* bytes, size_t size) {
     plan.set_term(limits.term);
     plan.set_epoch(limits.epoch);
     plan.set_step(step + 1);
-    const absl::StatusOr<StepPlan> admitted = AdmitPlan(plan, limits, step, table);
+    absl::StatusOr<StepPlan> admitted = AdmitPlan(plan, limits, step, table);
     if (!admitted.ok()) continue;
     ++step;
     CheckPromises(*admitted, limits);
+    RunStep(*admitted, limits, ledger);
     LC_CHECK(table.size() <= static_cast<size_t>(limits.max_sequences), "sequences ", table.size());
   }
 }

@@ -39,8 +39,8 @@ StepLoop::StepLoop(StepLoopOptions options, const base::Clock& clock, base::Time
   const bool alone = limits.stage_count == 1;
   LC_CHECK((upstream_ == nullptr) == limits.first(), "stage ", limits.stage);
   LC_CHECK((downstream_ == nullptr) == limits.last(), "stage ", limits.stage);
-  LC_CHECK(channels.feedback_in == nullptr || (limits.first() && !alone), "stage ", limits.stage);
-  LC_CHECK(channels.feedback_out == nullptr || (limits.last() && !alone), "stage ", limits.stage);
+  LC_CHECK((channels.feedback_in == nullptr) == (alone || !limits.first()), "stage ", limits.stage);
+  LC_CHECK((channels.feedback_out == nullptr) == (alone || !limits.last()), "stage ", limits.stage);
   if (channels.feedback_in != nullptr) feedback_in_.emplace(*channels.feedback_in, limits);
   if (channels.feedback_out != nullptr) feedback_out_.emplace(*channels.feedback_out, limits);
   if (limits.last()) ledger_ = std::make_shared<TokenLedger>(limits);

@@ -26,6 +26,7 @@ using stage_worker::testing::ManualTime;
 using stage_worker::testing::RowsOf;
 using stage_worker::testing::TinyModel;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // The worker's end of a Session whose other end is the test.
@@ -319,6 +320,27 @@ TEST_F(WorkerTest, LoadsAndSaysThatItIsReady) {
   EXPECT_EQ(ready.stage_ready().host_kv_bytes(), ready.stage_ready().kv_bytes() / 16);
 }
 
+TEST_F(WorkerTest, OffersTheWayBackWhenItIsTheFirstOfSeveral) {
+  EXPECT_THAT(Next().hello().capabilities(), ElementsAre(v1::CAPABILITY_AUTO_CONTINUE));
+  Welcome();
+  Assign(model_.Assign(0, 2));
+  loading_.RunAll();
+  time_.RunPosted();
+  ASSERT_TRUE(device_->RunOne());
+  time_.RunPosted();
+  const v1::FromWorker message = Next();
+  ASSERT_TRUE(message.has_channel_offer()) << message.ShortDebugString();
+  EXPECT_EQ(message.channel_offer().receiver_stage(), 0);
+  EXPECT_EQ(message.channel_offer().kinds_size(), 0);
+  ASSERT_EQ(message.channel_offer().feedback_kinds_size(), 1);
+  EXPECT_EQ(message.channel_offer().feedback_kinds(0).kind(), "local");
+  // Its own offer is not one that it may connect to.
+  v1::ToWorker connect;
+  *connect.mutable_connect_downstream()->mutable_offer() = message.channel_offer();
+  Tell(connect);
+  ExpectFailure(absl::StatusCode::kFailedPrecondition, "stage 0 came to stage 0");
+}
+
 TEST_F(WorkerTest, WaitsForTheDeviceBeforeItEnds) {
   Welcome();
   Assign(model_.Assign(0, 1));
@@ -606,6 +628,42 @@ TEST(WorkerChainTest, AnswersTheSameThroughOneOrSeveralWorkers) {
       EXPECT_EQ(result.step(), answers.size() + 1);
       answers.push_back(result.SerializeAsString());
     }
+    if (expected.empty()) expected = answers;
+    EXPECT_EQ(answers, expected) << stages << " stages";
+  }
+}
+
+// A prompt and three tokens more: all planned at once, or each when its token is known.
+TEST(WorkerChainTest, AnswersTheSameWhenPlansRunAheadOfTheirTokens) {
+  const TinyModel model((model::testing::TinyModelOptions()));
+  std::vector<std::string> expected;
+  for (const int stages : {0, 1, 2, 4}) {  // 0: one stage that is told every token
+    WorkerChain chain(model, std::max(1, stages));
+    std::vector<v1::MicroBatchPlan> plans;
+    std::vector<v1::StepResult> results;
+    for (uint64_t step = 1; step <= 4; ++step) {
+      v1::MicroBatchPlan plan;
+      plan.set_term(7);
+      plan.set_epoch(3);
+      plan.set_step(step);
+      if (step == 1) {
+        *plan.add_begins() = BeginOf(1, 3);
+        plan.mutable_begins(0)->mutable_sampling()->set_frequency_penalty(1);
+        *plan.add_rows() = RowsOf(1, {3, 5, 9}, 0, 3, true);
+      } else {
+        const bool told = stages == 0;
+        const int32_t token = told ? results.back().results(0).tokens(0).token() : 0;
+        *plan.add_rows() = RowsOf(1, {token}, 0, 1, true);
+        plan.mutable_rows(0)->set_kv_position(static_cast<uint32_t>(step) + 1);
+        plan.mutable_rows(0)->set_token_of_step(told ? 0 : step - 1);
+      }
+      for (const uint32_t block : {6u, 2u}) plan.mutable_rows(0)->add_blocks(block);
+      plans.push_back(plan);
+      if (stages == 0) results.push_back(chain.Run({plan}).front());
+    }
+    if (stages > 0) results = chain.Run(plans);
+    std::vector<std::string> answers;
+    for (const v1::StepResult& result : results) answers.push_back(result.SerializeAsString());
     if (expected.empty()) expected = answers;
     EXPECT_EQ(answers, expected) << stages << " stages";
   }
