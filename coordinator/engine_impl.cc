@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "proto/errors.h"
+#include "spdlog/spdlog.h"
 
 namespace layercake::coordinator {
 namespace {
@@ -417,6 +418,10 @@ void EngineImpl::Drain(absl::Duration grace) {
 void EngineImpl::StopIfDrained() {
   if (!draining_ || !requests_.empty() || std::exchange(stopped_, true)) return;
   timers_.Cancel(grace_timer_);
+  if (scheduler_.host_blocks().total() > 0) {
+    spdlog::info("sequences gave way {} times, {} of them were copied to host memory",
+                 scheduler_.preemptions(), scheduler_.copied_preemptions());
+  }
   chain_.Shutdown("the server is shutting down", options_.chain.lease);
   events_.on_stopped(absl::OkStatus());
 }

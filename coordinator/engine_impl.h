@@ -51,6 +51,8 @@ class EngineImpl final : public Engine {
   // and on_stopped runs. A second call ends them at once.
   void Drain(absl::Duration grace);
   v1::GetStatusResponse Status() const;
+  // How often a sequence out of blocks was copied to host memory (coordinator/host_blocks.h).
+  int64_t copied_preemptions() const { return scheduler_.copied_preemptions(); }
 
   void Submit(PreparedRequest request, std::shared_ptr<RequestSink> sink) override;
   void Drop(std::shared_ptr<RequestSink> sink) override;

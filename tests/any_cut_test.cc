@@ -146,6 +146,32 @@ INSTANTIATE_TEST_SUITE_P(
         Cut{.name = "UcxSharedMemory", .stages = 3, .transport = "ucx", .ucx_tls = "posix,self"}),
     CutName);
 
+// The least blocks that a context allows, for sequences that want four times as many.
+TEST(AnyCutUnderPressure, GivesTheSameBitsWhenBlocksComeBackFromHostMemory) {
+  const std::string path = GoldenPath("tiny/qwen3_wide_heads.gguf");
+  std::vector<coordinator::PreparedRequest> requests = TinyRequests();
+  for (coordinator::PreparedRequest& request : requests) request.max_tokens = 100;
+  const auto reference =
+      RunCut({.name = "alone", .together = false, .run_ahead = false}, path, requests);
+  ASSERT_EQ(reference.size(), requests.size());
+  RigOptions options = OptionsOf({.name = "short", .stages = 2, .kv_blocks = 32}, path);
+  options.chain.kv_host_memory_bytes = 64 << 20;
+  const auto rig = ChainRig::Start(options);
+  ASSERT_TRUE(rig.ok()) << rig.status();
+  // Copies are made as soon as heartbeats have said what computing costs.
+  constexpr int kRounds = 200;
+  for (int round = 0; round < kRounds && (*rig)->CopiedPreemptions() < 20; ++round) {
+    const auto outcomes = (*rig)->Run(requests);
+    ASSERT_TRUE(outcomes.ok()) << outcomes.status();
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ASSERT_EQ(Fingerprint((*outcomes)[i]), reference[i])
+          << "request " << i << ", round " << round;
+    }
+  }
+  EXPECT_GT((*rig)->CopiedPreemptions(), 0);
+  EXPECT_EQ((*rig)->Loads().kv_blocks_used(), 0) << "blocks return to the baseline";
+}
+
 // Blocks of keys and values that share a scale hold one position of one head each, so that nothing
 // of a sequence depends on where its chunks end either.
 TEST(AnyCutWithQuantisedKeysAndValues, GivesTheSameBits) {

@@ -155,6 +155,18 @@ class Rig final : public ChainRig {
     return loads;
   }
 
+  int64_t CopiedPreemptions() override {
+    int64_t copied = 0;
+    absl::Notification done;
+    // The answer comes on the engine's thread.
+    engine_->GetLoads([&](const v1::GetLoadsResponse&) {
+      copied = engine_->copied_preemptions();
+      done.Notify();
+    });
+    done.WaitForNotificationWithTimeout(kPatience);
+    return copied;
+  }
+
   v1::GetStatusResponse Status() override {
     v1::GetStatusResponse status;
     absl::Notification done;

@@ -45,6 +45,8 @@ class ChainRig {
   // For clients that do more than wait: cancel, stop reading.
   virtual coordinator::Engine& engine() = 0;
   virtual v1::GetLoadsResponse Loads() = 0;
+  // How often a sequence gave way to host memory so far.
+  virtual int64_t CopiedPreemptions() = 0;
   virtual v1::GetStatusResponse Status() = 0;
 };
 
