@@ -13,6 +13,7 @@ void AddRunCommand(Program& program, const Environment& environment);
 void AddBenchCommand(Program& program, const Environment& environment);
 void AddInspectCommand(Program& program, const Environment& environment);
 void AddTokenizeCommand(Program& program, const Environment& environment);
+void AddPlanCommand(Program& program, const Environment& environment);
 void AddStatusCommand(Program& program, const Environment& environment);
 
 }  // namespace layercake::cli

@@ -26,6 +26,16 @@ absl::Status Refuse(const std::string& text, absl::string_view wanted) {
   return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not ", wanted));
 }
 
+absl::Status ParseNumber(const std::string& text, double min, double max, double* target) {
+  double value = 0;
+  // Written so that NaN is refused too.
+  if (!absl::SimpleAtod(text, &value) || !(value >= min && value <= max)) {
+    return Refuse(text, absl::StrCat("a number from ", min, " to ", max));
+  }
+  *target = value;
+  return absl::OkStatus();
+}
+
 absl::Status ParseInteger(const std::string& text, int min, int max, int* value) {
   if (!absl::SimpleAtoi(text, value) || *value < min || *value > max) {
     return Refuse(text, absl::StrCat("a whole number from ", min, " to ", max));
@@ -100,6 +110,17 @@ void FlagTable::IntegerList(absl::string_view name, std::vector<int>* target, in
   });
 }
 
+void FlagTable::NumberList(absl::string_view name, std::vector<double>* target, double min,
+                           double max, absl::string_view help) {
+  Add(name, "X,X,...", help, [target, min, max](const std::string& text) {
+    target->clear();
+    for (absl::string_view item : absl::StrSplit(text, ',')) {
+      LC_RETURN_IF_ERROR(ParseNumber(std::string(item), min, max, &target->emplace_back()));
+    }
+    return absl::OkStatus();
+  });
+}
+
 void FlagTable::Integer(absl::string_view name, int* target, int min, int max,
                         absl::string_view help) {
   Add(name, "N", help,
@@ -121,6 +142,12 @@ void FlagTable::OptionalUnsigned(absl::string_view name, std::optional<uint64_t>
     }
     return absl::OkStatus();
   });
+}
+
+void FlagTable::Number(absl::string_view name, double* target, double min, double max,
+                       absl::string_view help) {
+  Add(name, "X", help,
+      [target, min, max](const std::string& text) { return ParseNumber(text, min, max, target); });
 }
 
 void FlagTable::OptionalNumber(absl::string_view name, std::optional<float>* target, float min,

@@ -36,11 +36,15 @@ class FlagTable {
   void List(absl::string_view name, std::vector<std::string>* target, absl::string_view help);
   void IntegerList(absl::string_view name, std::vector<int>* target, int min, int max,
                    absl::string_view help);
+  void NumberList(absl::string_view name, std::vector<double>* target, double min, double max,
+                  absl::string_view help);
   void Integer(absl::string_view name, int* target, int min, int max, absl::string_view help);
   void OptionalInteger(absl::string_view name, std::optional<int>* target, int min, int max,
                        absl::string_view help);
   void OptionalUnsigned(absl::string_view name, std::optional<uint64_t>* target,
                         absl::string_view help);
+  void Number(absl::string_view name, double* target, double min, double max,
+              absl::string_view help);
   void OptionalNumber(absl::string_view name, std::optional<float>* target, float min, float max,
                       absl::string_view help);
   // "30s", "1.5m", or a number of seconds; not negative.

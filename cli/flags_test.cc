@@ -31,6 +31,8 @@ class FlagsTest : public ::testing::Test {
     serve.ReadFromVariable("LAYERCAKE_GRPC_LISTEN");
     serve.List("--devices", &devices_, "Devices.");
     serve.IntegerList("--npl", &npl_, 1, 1024, "Streams.");
+    serve.NumberList("--rates", &rates_, 0.5, 9, "Rates.");
+    serve.Number("--share", &share_, 0, 1, "Share.");
     serve.OptionalNumber("--temperature", &temperature_, 0, 10, "Heat.");
     serve.OptionalUnsigned("--seed", &seed_, "Seed.");
     serve.OptionalInteger("--max-tokens", &max_tokens_, 1, 1000, "Tokens.");
@@ -74,6 +76,8 @@ class FlagsTest : public ::testing::Test {
   int stages_ = 1;
   bool insecure_ = false;
   std::vector<std::string> devices_;
+  std::vector<double> rates_;
+  double share_ = 0;
   std::vector<int> npl_;
   std::optional<float> temperature_;
   std::optional<uint64_t> seed_;
@@ -235,6 +239,8 @@ TEST_F(FlagsTest, NamesTheFlagAndTheValueThatAreWrong) {
       {{"serve", "m", "--seed", "-1"}, "--seed: '-1'"},
       {{"serve", "m", "--devices", "cpu,,cpu"}, "--devices: 'cpu,,cpu'"},
       {{"serve", "m", "--npl", "1,x"}, "--npl: 'x'"},
+      {{"serve", "m", "--rates", "1,0.25"}, "--rates: '0.25' is not a number from 0.5 to 9"},
+      {{"serve", "m", "--share", "1.5"}, "--share: '1.5' is not a number from 0 to 1"},
       {{"serve", "m", "--transport", "tcp"}, "one of auto|ucx"},
       {{"serve", "m", "--grace", "-1s"}, "--grace"},
       {{"serve"}, "MODEL"},

@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   AddBenchCommand(program, environment);
   AddInspectCommand(program, environment);
   AddTokenizeCommand(program, environment);
+  AddPlanCommand(program, environment);
   AddStatusCommand(program, environment);
   return program.Run(argc, argv, environment, std::cout, std::cerr);
 }
