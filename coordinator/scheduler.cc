@@ -325,7 +325,11 @@ void Scheduler::Confirm(Sequence& sequence, int end) {
   sequence.confirmed = std::max(sequence.confirmed, std::min(end, sequence.known()));
   if (sequence.shares) {
     const auto block_tokens = static_cast<size_t>(options_.block_tokens);
-    while ((sequence.published + 1) * options_.block_tokens <= sequence.confirmed) {
+    const int full = options_.fault == SchedulerFault::kCacheUnwritten
+                         ? std::min(sequence.known(), static_cast<int>(sequence.blocks.size()) *
+                                                          options_.block_tokens)
+                         : sequence.confirmed;
+    while ((sequence.published + 1) * options_.block_tokens <= full) {
       const auto index = static_cast<size_t>(sequence.published);
       sequence.prefix = pool_.Publish(
           sequence.blocks[index], sequence.prefix,
@@ -381,12 +385,7 @@ void Scheduler::ReleaseBlocks(Sequence& sequence) {
 }
 
 void Scheduler::Retire(Sequence& sequence) {
-  if (options_.fault == SchedulerFault::kCacheUnwritten && sequence.shares &&
-      static_cast<size_t>(sequence.published) < sequence.blocks.size()) {
-    const int full = std::min(sequence.known() / options_.block_tokens,
-                              static_cast<int>(sequence.blocks.size()));
-    Confirm(sequence, full * options_.block_tokens);
-  }
+  if (options_.fault == SchedulerFault::kCacheUnwritten) Confirm(sequence, sequence.confirmed);
   ReleaseBlocks(sequence);
   host_blocks_.Drop(sequence.id);
   if (sequence.known_to_chain) {

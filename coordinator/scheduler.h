@@ -64,7 +64,7 @@ enum class SchedulerFault : uint8_t {
   kReuseBlock,      // a block that another sequence owns is given out as new
   kReuseInStep,     // one that has rows in the step that is being formed gives way
   kDropCancel,      // a sequence that ends while its rows are in flight is never given up
-  kCacheUnwritten,  // a sequence that ends publishes a block that is not full yet
+  kCacheUnwritten,  // a block is published that is not full yet
   kWrongHostBlock   // a sequence gets two of its saved blocks back in each other's place
 };
 

@@ -13,6 +13,13 @@
 namespace layercake::simulation {
 namespace {
 
+// As production runs it.
+SimOptions AheadChain(int stages) {
+  SimOptions options = GpuChain(stages);
+  options.scheduler.run_ahead = true;
+  return options;
+}
+
 class Cases : public ::testing::Test {
  protected:
   std::vector<int32_t> Right(const SimRequest& request, const SimOptions& options) {
@@ -44,8 +51,8 @@ std::string TextOf(int32_t token) {
   return {static_cast<char>('a' + token / 16), static_cast<char>('a' + token % 16)};
 }
 
-TEST_F(Cases, NoStageComputesForARequestAfterItsStopString) {
-  const SimOptions options = GpuChain(4);
+TEST_F(Cases, NoStageComputesForARequestAfterItsStopStringButOneRowThatRanAhead) {
+  SimOptions options = AheadChain(4);
   SimRequest request = Ask(0, 100, 400);
   const std::vector<int32_t> right = Right(request, options);
   // The stop spans two tokens; the first of them is held back.
@@ -54,17 +61,20 @@ TEST_F(Cases, NoStageComputesForARequestAfterItsStopString) {
   for (int i = 0; i < 400; ++i) text += TextOf(right[static_cast<size_t>(i)]);
   const size_t found = text.find(request.request.stop[0]);
   const auto last = static_cast<int64_t>((found + 2) / 2);  // the token that completes it
-  Simulation simulation(options, *tokenizer_, 1);
-  const SimReport report = simulation.Run({request});
-  const SimOutcome::Choice& choice = report.outcomes[0].choices[0];
-  EXPECT_EQ(choice.text, text.substr(0, found));
-  ASSERT_TRUE(choice.finished);
-  EXPECT_EQ(choice.finished->matched_stop(), request.request.stop[0]);
-  EXPECT_EQ(report.rows, 100 + last) << "rows of the prompt and of each token before the last";
+  for (const bool ahead : {false, true}) {
+    options.scheduler.run_ahead = ahead;
+    const SimReport report = Simulation(options, *tokenizer_, 1).Run({request});
+    const SimOutcome::Choice& choice = report.outcomes[0].choices[0];
+    EXPECT_EQ(choice.text, text.substr(0, found));
+    ASSERT_TRUE(choice.finished);
+    EXPECT_EQ(choice.finished->matched_stop(), request.request.stop[0]);
+    EXPECT_EQ(report.rows, 100 + last + (ahead ? 1 : 0))
+        << "rows of the prompt and of each token before the last";
+  }
 }
 
 TEST_F(Cases, MoreContextsThanTheCacheHoldsQueueUpAndAllEndRight) {
-  SimOptions options = GpuChain(3);
+  SimOptions options = AheadChain(3);
   options.context_tokens = 512;
   options.scheduler.kv_blocks = 40;  // one context and a bit
   std::vector<SimRequest> requests;
@@ -78,7 +88,7 @@ TEST_F(Cases, MoreContextsThanTheCacheHoldsQueueUpAndAllEndRight) {
 }
 
 TEST_F(Cases, AFullQueueRefusesAndAnOldWaitEnds) {
-  SimOptions options = GpuChain(2);
+  SimOptions options = AheadChain(2);
   options.scheduler.max_sequences = 1;
   options.scheduler.max_queued = 3;
   options.scheduler.queue_timeout = absl::Seconds(2);
@@ -94,7 +104,7 @@ TEST_F(Cases, AFullQueueRefusesAndAnOldWaitEnds) {
 }
 
 TEST_F(Cases, ReadersThatStandStillArePausedThenEndedAndDisturbNobody) {
-  SimOptions options = GpuChain(4);
+  SimOptions options = AheadChain(4);
   options.max_pending_bytes = 2000;
   options.reader_timeout = absl::Seconds(3);
   std::vector<SimRequest> requests = {Ask(0, 64, 2000)};
@@ -119,7 +129,7 @@ class LongPrompt : public Cases, public ::testing::WithParamInterface<int> {};
 
 TEST_P(LongPrompt, StopsNobodyAndIsNotStoppedItself) {
   const int stages = GetParam();
-  SimOptions options = GpuChain(stages);
+  SimOptions options = AheadChain(stages);
   std::vector<SimRequest> requests = {Ask(0, 64, 3000), Ask(6, 8000, 3), Ask(6.05, 60, 3)};
   for (int i = 0; i < 8; ++i) requests.push_back(Ask(8, 8000, 3));
   requests.push_back(Ask(8.1, 60, 3));
@@ -147,7 +157,7 @@ TEST_P(LongPrompt, StopsNobodyAndIsNotStoppedItself) {
 INSTANTIATE_TEST_SUITE_P(Stages, LongPrompt, ::testing::Values(1, 4));
 
 TEST_F(Cases, SixtyFourRequestsComputeTheirCommonPromptOnce) {
-  const SimOptions options = GpuChain(4);
+  const SimOptions options = AheadChain(4);
   const std::vector<int32_t> common = RandomTokens(random_, 2000);
   std::vector<SimRequest> requests;
   int64_t own = 0;
@@ -170,7 +180,7 @@ TEST_F(Cases, SixtyFourRequestsComputeTheirCommonPromptOnce) {
 }
 
 TEST_F(Cases, ChoicesShareThePromptAndDrawFromSeedsOfTheirOwn) {
-  const SimOptions options = GpuChain(3);
+  const SimOptions options = AheadChain(3);
   for (const bool cache : {true, false}) {
     SimRequest request = Ask(0, 330, 40);
     request.request.n = 4;
@@ -198,7 +208,7 @@ TEST_F(Cases, ChoicesShareThePromptAndDrawFromSeedsOfTheirOwn) {
 
 TEST_F(Cases, ACancelledSequenceIsForgottenByTheChainWithTheStepsInFlight) {
   for (const double cancel_at : {0.0005, 0.02, 0.1, 0.4}) {
-    const SimOptions options = GpuChain(4);
+    const SimOptions options = AheadChain(4);
     std::vector<SimRequest> requests = {Ask(0, 3000, 500), Ask(0, 40, 200)};
     requests[0].cancel_at = cancel_at;
     Simulation simulation(options, *tokenizer_, 1);
@@ -227,7 +237,7 @@ TEST_F(Cases, ACancelledSequenceIsForgottenByTheChainWithTheStepsInFlight) {
 }
 
 TEST_F(Cases, BatchRequestsRunBesideInteractiveOnesAndBehindThem) {
-  SimOptions options = GpuChain(2);
+  SimOptions options = AheadChain(2);
   options.scheduler.max_sequences = 4;
   std::vector<SimRequest> requests;
   for (int i = 0; i < 60; ++i) {
@@ -247,7 +257,7 @@ TEST_F(Cases, BatchRequestsRunBesideInteractiveOnesAndBehindThem) {
 }
 
 TEST_F(Cases, AClientWithManyRequestsDoesNotStarveOneWithFew) {
-  SimOptions options = GpuChain(2);
+  SimOptions options = AheadChain(2);
   options.scheduler.max_sequences = 8;
   std::vector<SimRequest> requests;
   for (int i = 0; i < 200; ++i) {
@@ -268,7 +278,7 @@ TEST_F(Cases, AClientWithManyRequestsDoesNotStarveOneWithFew) {
 }
 
 TEST_F(Cases, SixteenUnequalStagesAreAsBusyAsTheSlowestAllows) {
-  SimOptions options = GpuChain(16);
+  SimOptions options = AheadChain(16);
   for (size_t i = 0; i < 16; ++i)
     options.stages[i].fixed *= i == 5 ? 1.0 : 0.6 + 0.02 * static_cast<double>(i);
   const auto requests = DecodeLoad(1, 96, 300);
@@ -282,7 +292,7 @@ TEST_F(Cases, SixteenUnequalStagesAreAsBusyAsTheSlowestAllows) {
 
 TEST_F(Cases, OneMicroBatchMoreIsInFlightWhereHopsAreSlow) {
   for (const double hop : {30e-6, 4e-3}) {
-    SimOptions options = GpuChain(4);
+    SimOptions options = AheadChain(4);
     options.hop_seconds = hop;
     for (StageCost& stage : options.stages) stage = {.fixed = 5e-4, .per_row = 2e-4};
     const auto requests = DecodeLoad(1, 60, 200);

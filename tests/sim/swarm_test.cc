@@ -1,14 +1,17 @@
 // Seeded runs in which everything is random, and the proof that they would find what they look for.
 //
 // LAYERCAKE_SIM_SEEDS: how many seeds (default 1,000; under sanitizers 100), LAYERCAKE_SIM_FIRST:
-// from which on. A failure prints its seed;
-// --gtest_filter=Swarm.OneSeed with LAYERCAKE_SIM_SEED=n runs that one alone.
+// from which on. A failure prints its seed and the commit of the source; Swarm.OneSeed with
+// LAYERCAKE_SIM_SEED=n runs that one alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/strip.h"
 #include "tests/sim/traces.h"
 
 namespace layercake::simulation {
@@ -28,14 +31,39 @@ uint64_t NumberFrom(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// Runs the seed twice.
+// What is checked out now, read when a seed fails; LAYERCAKE_COMMIT where the source came without
+// git. Empty: not known.
+std::string Commit() {
+  if (const char* const given = std::getenv("LAYERCAKE_COMMIT")) return given;
+  const std::string git = LAYERCAKE_SOURCE_DIR "/.git/";
+  std::string line;
+  std::getline(std::ifstream(git + "HEAD") >> std::ws, line);
+  absl::string_view reference = line;
+  if (!absl::ConsumePrefix(&reference, "ref: ")) return line;
+  std::string commit;
+  if (std::getline(std::ifstream(git + std::string(reference)), commit)) return commit;
+  std::ifstream packed(git + "packed-refs");
+  while (std::getline(packed, line)) {
+    if (absl::EndsWith(line, reference)) return line.substr(0, line.find(' '));
+  }
+  return "";
+}
+
+SimReport RunSwarm(const Swarm& swarm, const model::Tokenizer& tokenizer, uint64_t seed) {
+  return Simulation(swarm.options, tokenizer, seed).Run(swarm.requests);
+}
+
+// Runs the seed twice with rows that run ahead, and once without.
 std::string FaultOfSeed(uint64_t seed, const model::Tokenizer& tokenizer) {
-  const Swarm swarm = MakeSwarm(seed);
-  const SimReport first = Simulation(swarm.options, tokenizer, seed).Run(swarm.requests);
+  Swarm swarm = MakeSwarm(seed);
+  swarm.options.scheduler.run_ahead = true;
+  const SimReport first = RunSwarm(swarm, tokenizer, seed);
   std::string fault = FindFault(swarm, first);
   if (!fault.empty()) return fault;
-  const SimReport second = Simulation(swarm.options, tokenizer, seed).Run(swarm.requests);
-  return first.trace == second.trace ? "" : "two runs differ";
+  if (RunSwarm(swarm, tokenizer, seed).trace != first.trace) return "two runs differ";
+  swarm.options.scheduler.run_ahead = false;
+  fault = FindFault(swarm, RunSwarm(swarm, tokenizer, seed));
+  return fault.empty() ? "" : "without running ahead: " + fault;
 }
 
 TEST(Swarm, EveryRequestEndsRightAndNothingIsLeftOver) {
@@ -43,14 +71,14 @@ TEST(Swarm, EveryRequestEndsRightAndNothingIsLeftOver) {
   const uint64_t seeds = NumberFrom("LAYERCAKE_SIM_SEEDS", kSeeds);
   const uint64_t first = NumberFrom("LAYERCAKE_SIM_FIRST", 1);
   for (uint64_t seed = first; seed < first + seeds; ++seed) {
-    ASSERT_EQ(FaultOfSeed(seed, *tokenizer), "") << "seed " << seed;
+    ASSERT_EQ(FaultOfSeed(seed, *tokenizer), "") << "seed " << seed << ", commit " << Commit();
   }
 }
 
 TEST(Swarm, OneSeed) {
   const uint64_t seed = NumberFrom("LAYERCAKE_SIM_SEED", 0);
   if (seed == 0) GTEST_SKIP() << "LAYERCAKE_SIM_SEED is not set";
-  EXPECT_EQ(FaultOfSeed(seed, *MakeSimTokenizer()), "");
+  EXPECT_EQ(FaultOfSeed(seed, *MakeSimTokenizer()), "") << "commit " << Commit();
 }
 
 TEST(Swarm, PreemptsAndHitsThePrefixCacheOften) {
@@ -59,7 +87,7 @@ TEST(Swarm, PreemptsAndHitsThePrefixCacheOften) {
   uint64_t cached = 0;
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     const Swarm swarm = MakeSwarm(seed);
-    const SimReport report = Simulation(swarm.options, *tokenizer, seed).Run(swarm.requests);
+    const SimReport report = RunSwarm(swarm, *tokenizer, seed);
     preemptions += report.loads.preemptions_total();
     cached += report.loads.cached_prompt_tokens_total();
   }
@@ -67,15 +95,20 @@ TEST(Swarm, PreemptsAndHitsThePrefixCacheOften) {
   EXPECT_GE(cached, 1000u);
 }
 
-class SwarmFault : public ::testing::TestWithParam<SchedulerFault> {};
+struct Mutation {
+  const char* name = "";
+  SchedulerFault fault = SchedulerFault::kNone;
+};
+
+class SwarmFault : public ::testing::TestWithParam<Mutation> {};
 
 TEST_P(SwarmFault, IsFoundWithinAThousandSeeds) {
   const auto tokenizer = MakeSimTokenizer();
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
     Swarm swarm = MakeSwarm(seed);
-    swarm.options.scheduler.fault = GetParam();
-    const SimReport report = Simulation(swarm.options, *tokenizer, seed).Run(swarm.requests);
-    const std::string fault = FindFault(swarm, report);
+    swarm.options.scheduler.run_ahead = true;
+    swarm.options.scheduler.fault = GetParam().fault;
+    const std::string fault = FindFault(swarm, RunSwarm(swarm, *tokenizer, seed));
     if (fault.empty()) continue;
     RecordProperty("seed", static_cast<int>(seed));
     std::cout << "seed " << seed << ": " << fault << "\n";
@@ -85,24 +118,13 @@ TEST_P(SwarmFault, IsFoundWithinAThousandSeeds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, SwarmFault,
-                         ::testing::Values(SchedulerFault::kLeakBlock, SchedulerFault::kReuseBlock,
-                                           SchedulerFault::kDropCancel,
-                                           SchedulerFault::kCacheUnwritten),
-                         [](const auto& tested) {
-                           switch (tested.param) {
-                             case SchedulerFault::kLeakBlock:
-                               return "LeakBlock";
-                             case SchedulerFault::kReuseBlock:
-                               return "ReuseBlock";
-                             case SchedulerFault::kDropCancel:
-                               return "DropCancel";
-                             case SchedulerFault::kCacheUnwritten:
-                               return "CacheUnwritten";
-                             case SchedulerFault::kNone:
-                               break;
-                           }
-                           return "None";
-                         });
+                         ::testing::Values(Mutation{"LeakBlock", SchedulerFault::kLeakBlock},
+                                           Mutation{"ReuseBlock", SchedulerFault::kReuseBlock},
+                                           Mutation{"ReuseInStep", SchedulerFault::kReuseInStep},
+                                           Mutation{"DropCancel", SchedulerFault::kDropCancel},
+                                           Mutation{"CacheUnwritten",
+                                                    SchedulerFault::kCacheUnwritten}),
+                         [](const auto& tested) { return std::string(tested.param.name); });
 
 }  // namespace
 }  // namespace layercake::simulation
