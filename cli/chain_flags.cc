@@ -72,6 +72,12 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   table.Duration("--step-timeout", &options->step_timeout, "For one micro-batch on one stage");
 }
 
+void AddOwnWorkerFlags(FlagTable& table, ChainFlags* flags) {
+  table.Switch("--deterministic", &flags->deterministic,
+               "On GPUs: a row's bits are the same in a micro-batch of any size; prompts take "
+               "several times as long");
+}
+
 void AddServingFlags(FlagTable& table, ChainFlags* flags) {
   coordinator::CoordinatorProcessOptions* options = &flags->coordinator;
   table.Text("--listen", &options->server.clients.address, "Address for clients, host:port");
@@ -113,6 +119,7 @@ absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::stri
   ChainOptions options{.coordinator = flags.coordinator,
                        .devices = flags.devices,
                        .threads = flags.threads,
+                       .deterministic = flags.deterministic,
                        .log_level = flags.log_level};
   options.coordinator.model_path = std::move(model_path);
   options.coordinator.stages = stages;

@@ -16,6 +16,7 @@ struct ChainFlags {
   std::optional<int> stages;
   std::vector<std::string> devices;
   int threads = 0;
+  bool deterministic = false;
   std::string log_level = "info";
   // Defaults and most values; model_path and stages are set by MakeChainOptions.
   coordinator::CoordinatorProcessOptions coordinator;
@@ -23,6 +24,8 @@ struct ChainFlags {
 
 // How the chain is cut and run: every command that can start one.
 void AddChainFlags(FlagTable& table, ChainFlags* flags);
+// What only workers of one's own are told; others have flags of their own (layercake-worker).
+void AddOwnWorkerFlags(FlagTable& table, ChainFlags* flags);
 // How it is served: limits, deadlines, addresses, TLS.
 void AddServingFlags(FlagTable& table, ChainFlags* flags);
 
@@ -31,6 +34,7 @@ struct ChainOptions {
   coordinator::CoordinatorProcessOptions coordinator;
   std::vector<std::string> devices;  // one for each stage
   int threads = 1;                   // of each worker
+  bool deterministic = false;        // every worker
   std::string log_level;
 };
 

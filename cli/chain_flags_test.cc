@@ -42,6 +42,13 @@ TEST(ChainFlags, TakesTheNumberOfStagesFromWhatIsGiven) {
   EXPECT_EQ(Make(flags).coordinator.stages, 2);
 }
 
+TEST(ChainFlags, TellsOwnWorkersToBeDeterministic) {
+  ChainFlags flags;
+  EXPECT_FALSE(Make(flags).deterministic);
+  flags.deterministic = true;
+  EXPECT_TRUE(Make(flags).deterministic);
+}
+
 TEST(ChainFlags, SharesTheCoresOut) {
   ChainFlags flags;
   flags.stages = 3;

@@ -83,6 +83,7 @@ absl::Status LocalChain::StartWorkers(const ChainOptions& options,
                   options.log_level,
                   "--parent-pipe-fd",
                   absl::StrCat(base::kParentPipeFd)};
+    if (options.deterministic) spawn.argv.push_back("--deterministic");
     LC_ASSIGN_OR_RETURN(
         const base::ProcessId process,
         processes_.Spawn(std::move(spawn),

@@ -151,6 +151,7 @@ void AddRunCommand(Program& program, const Environment& environment) {
   table.OptionalUnsigned("--seed", &flags->seed, "Seed of the sampling");
   table.OptionalInteger("--max-tokens", &flags->max_tokens, 1, 1 << 24, "Longest answer");
   AddChainFlags(table, &flags->chain);
+  AddOwnWorkerFlags(table, &flags->chain);
   AddLogFlag(table, &flags->chain.log_level);
 }
 

@@ -50,6 +50,7 @@ void AddServeCommand(Program& program, const Environment& environment) {
   table.Positional("MODEL", &flags->model, true,
                    "A GGUF file, a folder with one, or hf:user/repo[:quant]");
   AddChainFlags(table, &flags->chain);
+  AddOwnWorkerFlags(table, &flags->chain);
   AddServingFlags(table, &flags->chain);
   AddLogFlag(table, &flags->chain.log_level);
 }

@@ -47,6 +47,9 @@ void AddFlags(FlagTable& table, WorkerFlags* flags) {
   table.Integer("--threads", &worker->threads, 0, 4096, "Threads (default: every core)");
   table.Choice("--numa", &worker->numa, {"auto", "off"},
                "Threads and pinned memory near the GPU, or where they are (default auto)");
+  table.Switch("--deterministic", &worker->deterministic,
+               "On a GPU: a row's bits are the same in a micro-batch of any size; prompts take "
+               "several times as long");
   table.Text("--model", &flags->model,
              "An own copy of the model (default: the coordinator's path, or its bytes)");
   table.Text("--worker-id", &worker->worker_id, "Name in status and logs (default: host:pid)");

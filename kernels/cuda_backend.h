@@ -37,8 +37,15 @@ absl::StatusOr<std::vector<CudaDeviceFacts>> ListCudaDevices();
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(const CudaDeviceFacts& facts,
                                                          base::Executor& on_done);
 
+struct CudaOpsOptions {
+  // A row's results are the same bits in a step of any size: products take 16 rows at a time, and
+  // every row goes through the attention of single rows, whose sums are cut by the row's position
+  // alone. Steps of many rows take several times as long.
+  bool deterministic = false;
+};
 // `device` comes from CreateCudaDevice and outlives the ops.
-absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device& device);
+absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device& device,
+                                                   const CudaOpsOptions& options = {});
 
 // Bytes free on a device of CreateCudaDevice, as its driver counts them now.
 absl::StatusOr<uint64_t> FreeCudaBytes(Device& device);

@@ -15,7 +15,9 @@ absl::StatusOr<std::vector<CudaDeviceFacts>> ListCudaDevices() { return NoCuda()
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(const CudaDeviceFacts&, base::Executor&) {
   return NoCuda();
 }
-absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device&) { return NoCuda(); }
+absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device&, const CudaOpsOptions&) {
+  return NoCuda();
+}
 absl::StatusOr<uint64_t> FreeCudaBytes(Device&) { return NoCuda(); }
 
 }  // namespace layercake::kernels

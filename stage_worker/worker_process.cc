@@ -159,7 +159,9 @@ absl::Status WorkerProcess::MakeDevice() {
 absl::Status WorkerProcess::MakeCudaDevice(const kernels::CudaDeviceFacts& facts) {
   PlaceNear(facts);  // before the threads and the pinned memory that are to be there
   LC_ASSIGN_OR_RETURN(device_, kernels::CreateCudaDevice(facts, *loop_));
-  LC_ASSIGN_OR_RETURN(ops_, kernels::CreateCudaOps(*device_));
+  LC_ASSIGN_OR_RETURN(ops_,
+                      kernels::CreateCudaOps(*device_, {.deterministic = options_.deterministic}));
+  if (options_.deterministic) spdlog::info("deterministic: prompts take several times as long");
   LC_ASSIGN_OR_RETURN(peer_memory_, kernels::CreateCudaPeerMemory(facts));
   device_memory_bytes_ = facts.total_bytes;
   LC_ASSIGN_OR_RETURN(const uint64_t free_bytes, kernels::FreeCudaBytes(*device_));

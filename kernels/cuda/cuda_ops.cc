@@ -91,8 +91,8 @@ absl::StatusOr<int> CudaOps::ViewFor(const CudaKvCache& cache, int heads) {
   if (known && view_ >= 0) return view_;
   if (!known || views_.empty()) {
     const KvView kv = cache.View(0);
-    const int per_tile =
-        TiledAttentionTakes(context_, kv, heads) ? RowsPerTile(heads, kv.kv_heads) : 0;
+    const bool tiles = !options_.deterministic && TiledAttentionTakes(context_, kv, heads);
+    const int per_tile = tiles ? RowsPerTile(heads, kv.kv_heads) : 0;
     const RowPlan plan = PlanRows(rows_, cache.spec().blocks, kv.block_tokens, per_tile);
     StepView view = {.rows = rows_.rows,
                      .table_stride = plan.table_stride,

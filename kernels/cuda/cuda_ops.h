@@ -19,7 +19,7 @@ namespace layercake::kernels::cuda {
 // Thread rule: as Ops says. The device outlives it.
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(CudaDevice& device);
+  CudaOps(CudaDevice& device, const CudaOpsOptions& options);
   ~CudaOps() override;
 
   absl::StatusOr<std::unique_ptr<Matrix>> LoadMatrix(WeightType type, int64_t n, int64_t k,
@@ -75,6 +75,7 @@ class CudaOps final : public Ops {
   absl::Status Deliver();
 
   CudaDevice& device_;
+  const CudaOpsOptions options_;
   const Context context_;
   StepLimits limits_;
   bool prepared_ = false;

@@ -18,8 +18,9 @@ constexpr size_t kMaxPartsBytes = size_t{128} << 20;
 
 }  // namespace
 
-CudaOps::CudaOps(CudaDevice& device)
+CudaOps::CudaOps(CudaDevice& device, const CudaOpsOptions& options)
     : device_(device),
+      options_(options),
       context_(device.context()),
       runner_(context_, scratch_),
       graphs_(context_, kGraphs) {
@@ -62,7 +63,8 @@ OperandForms CudaOps::FormsAt(int rows) const {
 
 absl::Status CudaOps::PrepareOperands(const StepLimits& limits) {
   int64_t max_k = 1;
-  MultiplierLimits multiplier = {.max_rows = limits.max_rows};
+  MultiplierLimits multiplier = {.max_rows = limits.max_rows,
+                                 .deterministic = options_.deterministic};
   for (const CudaMatrix* matrix : matrices_) {
     max_k = std::max(max_k, matrix->k());
     multiplier.max_weights = std::max(multiplier.max_weights, matrix->n() * matrix->k());

@@ -153,13 +153,13 @@ absl::Status CudaOps::Deliver() {
 
 namespace layercake::kernels {
 
-absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device& device) {
+absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device& device, const CudaOpsOptions& options) {
   auto* cuda_device = dynamic_cast<cuda::CudaDevice*>(&device);
   if (cuda_device == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("CUDA operations need a CUDA device, got ", device.name()));
   }
-  return std::make_unique<cuda::CudaOps>(*cuda_device);
+  return std::make_unique<cuda::CudaOps>(*cuda_device, options);
 }
 
 }  // namespace layercake::kernels

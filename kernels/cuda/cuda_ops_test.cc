@@ -31,7 +31,7 @@ struct ModelShape {
   Rope::Pairing pairing = Rope::Pairing::kAdjacent;
   KvType kv_type = KvType::kF16;
 };
-constexpr int kMaxRowsOfStep = 160;
+constexpr int kMaxRowsOfStep = 320;
 constexpr int kBlocks = 128;
 constexpr int kBlockTokens = 16;
 
@@ -363,6 +363,49 @@ TEST_F(CudaOpsTest, GiveADecodedRowTheSameBitsInEveryMicroBatch) {
                              together.logits.begin() + int64_t{s} * vocabulary))
           << "sequence " << s;
       EXPECT_EQ(alone.sampled[0].token, together.sampled[static_cast<size_t>(s)].token);
+    }
+  }
+}
+
+// --deterministic: one row alone and among others, up to more than any kernel takes at once.
+TEST_F(CudaOpsTest, GiveARowTheSameBitsAmongAnyNumberWhenDeterministic) {
+  for (const WeightType type :
+       {WeightType::kQ4_K, WeightType::kQ8_0, WeightType::kBF16, WeightType::kF32}) {
+    for (const KvType kv_type : {KvType::kF16, KvType::kQ8_0}) {
+      SCOPED_TRACE(absl::StrCat(WeightTypeName(type), " with a cache of ", KvTypeName(kv_type)));
+      ModelShape shape;
+      shape.kv_type = kv_type;
+      const ModelBytes model = {type, shape, kSeed};
+      auto ops = *CreateCudaOps(*cuda_device_, {.deterministic = true});
+      Backend cuda(*cuda_device_, *ops, executor_, model);
+      const auto last_of = [&](const Backend::Output& output) {
+        return std::vector<float>(output.logits.begin(), output.logits.begin() + shape.vocabulary);
+      };
+      // Sequence 0, position by position, is what everything else must give.
+      std::vector<float> alone;
+      for (int p = 0; p <= 40; ++p) {
+        Rows row(Tables());
+        row.Add(0, p, 1, shape.vocabulary);
+        alone = last_of(cuda.Step(row.view(), row.tokens, row.last));
+      }
+      for (const int rows : {16, 64, 300}) {
+        Rows among(Tables());
+        among.Add(0, 40, 1, shape.vocabulary);
+        const int other = std::min(rows - 1, 200);
+        among.Add(1, 0, other, shape.vocabulary);
+        if (rows - 1 > other) among.Add(2, 0, rows - 1 - other, shape.vocabulary);
+        EXPECT_EQ(last_of(cuda.Step(among.view(), among.tokens, among.last)), alone) << rows;
+      }
+      // Its prompt in chunks of other sizes.
+      for (const int chunk : {41, 17, 5}) {
+        std::vector<float> last;
+        for (int p = 0; p <= 40; p += chunk) {
+          Rows part(Tables());
+          part.Add(0, p, std::min(chunk, 41 - p), shape.vocabulary);
+          last = last_of(cuda.Step(part.view(), part.tokens, part.last));
+        }
+        EXPECT_EQ(last, alone) << "chunks of " << chunk;
+      }
     }
   }
 }
