@@ -1,6 +1,7 @@
 // Blocks that were saved come back to the bit, in the order of the stream.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -33,7 +34,7 @@ TEST_F(CudaSavedBlocks, ComeBackToTheBitAndTouchNothingElse) {
   constexpr uint64_t kSeed = 20261129;
   SCOPED_TRACE(absl::StrCat("seed ", kSeed));
   base::SeededRandom random(kSeed);
-  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8_0}) {
     SCOPED_TRACE(KvTypeName(type));
     const KvCacheSpec spec = {3, 5, 16, 2, 80, type, /*host_blocks=*/3};
     auto cache = CudaKvCache::Create(context_, spec);
