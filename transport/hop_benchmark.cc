@@ -2,6 +2,9 @@
 // Prints a table of the least and the median round trip in microseconds.
 //
 // The sizes are the activations of one token (10 KB: 5,120 values of 2 bytes), of 64 and of 512.
+//
+// "With copies" each end copies rows out of its own memory and into it on a thread of its own, as a
+// step does with its device: the frames whole, then in parts.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -11,6 +14,7 @@
 #include <vector>
 
 #include "transport/channel_rig.h"
+#include "transport/rows_mover.h"
 
 namespace layercake::transport {
 namespace {
@@ -128,17 +132,111 @@ void Measure(TestKind kind, uint32_t bytes, size_t rounds) {
   far.Run([&] { there.receiver = nullptr, back.sender = nullptr; });
 }
 
+// A device of one thread, and the mover between its memory and the channels of one end.
+struct CopyingEnd {
+  CopyingEnd(ChannelEnd& channel_end, uint32_t bytes, bool in_parts) : end(channel_end) {
+    end.Run([&] {
+      ChannelContext context = end.context();
+      wake = std::move(context.on_ready);
+      auto made = kernels::CreateCpuDevice({.threads = 1}, *context.executor);
+      if (!made.ok()) return;
+      device = *std::move(made);
+      auto allocated = device->Allocate(bytes);
+      if (!allocated.ok()) return;
+      memory = *std::move(allocated);
+      mover = std::make_unique<RowsMover>(*device, memory->buffer(), in_parts, [this] { wake(); });
+    });
+  }
+  ~CopyingEnd() {
+    if (mover != nullptr) end.Await([&] { return mover->idle(); });
+    end.Run([&] { device.reset(); });
+  }
+
+  ChannelEnd& end;
+  std::unique_ptr<kernels::Device> device;
+  std::unique_ptr<kernels::DeviceMemory> memory;
+  absl::AnyInvocable<void()> wake;
+  std::unique_ptr<RowsMover> mover;
+};
+
+void MeasureWithCopies(TestKind kind, uint32_t bytes, size_t rounds, bool in_parts) {
+  const base::SystemClock clock;
+  const auto there_factories = MakeTestFactories(kind, clock);
+  const auto back_factories = MakeTestFactories(kind, clock);
+  ChannelEnd near(clock);
+  ChannelEnd far(clock);
+  OneWay there;
+  OneWay back;
+  const std::string name = TestKindName(kind) + (in_parts ? ", parts" : ", whole");
+  if (!Connect(*there_factories, Options(bytes, 1), near, far, there) ||
+      !Connect(*back_factories, Options(bytes, 2), far, near, back)) {
+    std::printf("%-20s %9u bytes: did not connect\n", name.c_str(), bytes);
+    return;
+  }
+  std::vector<double> times;
+  {
+    CopyingEnd near_copies(near, bytes, in_parts);
+    CopyingEnd far_copies(far, bytes, in_parts);
+    if (near_copies.mover == nullptr || far_copies.mover == nullptr) return;
+    size_t answers = 0;
+    std::thread answering([&] {
+      far.Await(
+          [&] {
+            for (;;) {
+              const auto received = far_copies.mover->Receive(*there.receiver);
+              if (!received.ok()) return true;
+              if (!*received) return false;
+              if (!far_copies.mover->Send(*back.sender, bytes).ok()) return true;
+              if (++answers == rounds) return true;
+            }
+          },
+          absl::Minutes(2));
+    });
+    base::Instant sent;
+    const auto send = [&] {
+      sent = clock.Now();
+      return near_copies.mover->Send(*there.sender, bytes).ok();
+    };
+    near.Run([&] { static_cast<void>(send()); });
+    near.Await(
+        [&] {
+          for (;;) {
+            const auto received = near_copies.mover->Receive(*back.receiver);
+            if (!received.ok()) return true;
+            if (!*received) return false;
+            times.push_back(absl::ToDoubleMicroseconds(clock.Now() - sent));
+            if (times.size() == rounds || !send()) return true;
+          }
+        },
+        absl::Minutes(2));
+    answering.join();
+  }
+  std::sort(times.begin(), times.end());
+  std::printf("%-20s %9u bytes: %10.1f us least, %10.1f us median%s\n", name.c_str(), bytes,
+              times.empty() ? 0 : times.front(), times.empty() ? 0 : times[times.size() / 2],
+              times.size() == rounds ? "" : " (stopped early)");
+  near.Run([&] { there.sender = nullptr, back.receiver = nullptr; });
+  far.Run([&] { there.receiver = nullptr, back.sender = nullptr; });
+}
+
 }  // namespace
 }  // namespace layercake::transport
 
 int main() {
   using layercake::transport::Measure;
+  using layercake::transport::MeasureWithCopies;
   using layercake::transport::TestKind;
   for (const TestKind kind :
        {TestKind::kLocal, TestKind::kPinnedHost, TestKind::kUcxTcp, TestKind::kUcxSharedMemory}) {
     Measure(kind, 10 << 10, 1000);
     Measure(kind, 640 << 10, 300);
     Measure(kind, 5 << 20, 60);
+  }
+  std::printf("with copies\n");
+  for (const bool in_parts : {false, true}) {
+    MeasureWithCopies(TestKind::kPinnedHost, 10 << 10, 1000, in_parts);
+    MeasureWithCopies(TestKind::kPinnedHost, 640 << 10, 300, in_parts);
+    MeasureWithCopies(TestKind::kPinnedHost, 5 << 20, 100, in_parts);
   }
   return 0;
 }
