@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "base/available_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "transport/channel_rig.h"
@@ -73,7 +74,7 @@ TEST(PinnedHostMemory, SaysHowManyBytesAreMissing) {
 }
 
 TEST(PinnedHostMemory, RefusesARingBeyondTheMachine) {
-  const auto available = AvailableMemoryBytes();
+  const auto available = base::AvailableMemoryBytes();
   if (!available || *available > uint64_t{60} << 30) {
     GTEST_SKIP() << "this machine has more memory than the largest ring";
   }

@@ -2,49 +2,18 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <fstream>
-#include <string>
+#include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/available_memory.h"
 #include "base/checked_math.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "transport/slot_ring.h"
 
 namespace layercake::transport {
-namespace {
-
-std::optional<uint64_t> ReadNumber(const std::string& path) {
-  std::ifstream file(path);
-  std::string word;
-  uint64_t value = 0;
-  if (!(file >> word) || !absl::SimpleAtoi(word, &value)) return std::nullopt;
-  return value;
-}
-
-std::optional<uint64_t> MachineAvailableBytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  uint64_t kib = 0;
-  while (file >> word) {
-    if (word == "MemAvailable:" && file >> kib) return kib * 1024;
-  }
-  return std::nullopt;
-}
-
-// A container sees its own group at the root of the hierarchy (cgroup v2).
-std::optional<uint64_t> ControlGroupAvailableBytes() {
-  const auto limit = ReadNumber("/sys/fs/cgroup/memory.max");
-  const auto used = ReadNumber("/sys/fs/cgroup/memory.current");
-  if (!limit || !used) return std::nullopt;
-  return *limit > *used ? *limit - *used : 0;
-}
-
-}  // namespace
 
 absl::StatusOr<RingLayout> RingLayout::Create(const ChannelGeometry& geometry,
                                               size_t control_bytes) {
@@ -112,15 +81,8 @@ absl::StatusOr<RingMemory> RingMemory::MapShared(int fd, size_t bytes,
   return Map(fd, MAP_SHARED, bytes, register_memory);
 }
 
-std::optional<uint64_t> AvailableMemoryBytes() {
-  const auto machine = MachineAvailableBytes();
-  const auto group = ControlGroupAvailableBytes();
-  if (machine && group) return std::min(*machine, *group);
-  return machine ? machine : group;
-}
-
 absl::Status CheckMemoryAvailable(uint64_t bytes) {
-  const std::optional<uint64_t> available = AvailableMemoryBytes();
+  const std::optional<uint64_t> available = base::AvailableMemoryBytes();
   if (!available || bytes <= *available) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("a ring of ", bytes, " bytes does not fit the ", *available,

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
@@ -73,11 +72,8 @@ class RingMemory {
   base::Task unregister_;
 };
 
-// What the machine and the memory limit of this process's control group leave, in bytes; nullopt
-// when neither says. Taking more would end the process, not fail the call.
-std::optional<uint64_t> AvailableMemoryBytes();
-
-// ResourceExhausted, with both numbers, when `bytes` exceed AvailableMemoryBytes.
+// ResourceExhausted, with both numbers, when `bytes` exceed what is there
+// (base/available_memory.h). Taking more would end the process, not fail the call.
 absl::Status CheckMemoryAvailable(uint64_t bytes);
 
 }  // namespace layercake::transport

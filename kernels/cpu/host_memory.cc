@@ -4,13 +4,12 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 #include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/available_memory.h"
 #include "base/checked_math.h"
 
 namespace layercake::kernels {
@@ -23,19 +22,6 @@ constexpr size_t kAskFirst = size_t{16} << 20;
 
 }  // namespace
 
-// MemAvailable of /proc/meminfo, which counts what the page cache would give back.
-std::optional<uint64_t> AvailableHostBytes() {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/meminfo", "re"),
-                                                             &std::fclose);
-  if (!file) return std::nullopt;
-  char line[256];
-  while (std::fgets(line, sizeof line, file.get()) != nullptr) {
-    unsigned long long kib = 0;
-    if (std::sscanf(line, "MemAvailable: %llu kB", &kib) == 1) return uint64_t{kib} * 1024;
-  }
-  return std::nullopt;
-}
-
 absl::StatusOr<HostMemory> HostMemory::Allocate(size_t bytes, absl::string_view purpose) {
   const std::optional<uint64_t> rounded = base::CheckedAlignUp(bytes == 0 ? 1 : bytes, kPage);
   if (!rounded) {
@@ -44,7 +30,7 @@ absl::StatusOr<HostMemory> HostMemory::Allocate(size_t bytes, absl::string_view 
   }
   const size_t size = *rounded;
   if (size >= kAskFirst) {
-    const std::optional<uint64_t> available = AvailableHostBytes();
+    const std::optional<uint64_t> available = base::AvailableMemoryBytes();
     if (available && size > *available) {
       return absl::ResourceExhaustedError(
           absl::StrCat(purpose, " needs ", size, " bytes of host memory, ", *available,

@@ -2,17 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace layercake::kernels {
-
-// What the machine could give out without swapping; nullopt where it does not say.
-std::optional<uint64_t> AvailableHostBytes();
 
 // One anonymous mapping. Move-only; freed with its owner.
 class HostMemory {

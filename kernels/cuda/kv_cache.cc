@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/available_memory.h"
 #include "base/status_macros.h"
-#include "kernels/cpu/host_memory.h"
 #include "kernels/cuda/kv_layout.h"
 #include "kernels/cuda/step_kernels.h"
 #include "kernels/ops_check.h"
@@ -22,7 +22,7 @@ absl::StatusOr<PinnedArray> AllocateSavedBlocks(const Context& context, const Kv
     return absl::ResourceExhaustedError(absl::StrCat(what, " has more bytes than 64 bits count"));
   }
   // Pinned memory cannot be swapped out: more than is there would take the machine down.
-  const std::optional<uint64_t> available = AvailableHostBytes();
+  const std::optional<uint64_t> available = base::AvailableMemoryBytes();
   if (available && bytes > *available) {
     return absl::ResourceExhaustedError(absl::StrCat(what, " needs ", bytes, " bytes, ", *available,
                                                      " are available; ask for less"));
