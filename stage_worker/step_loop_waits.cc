@@ -53,8 +53,7 @@ void StepLoop::UpdateWaits() {
   UpdateWait(WaitKind::kPlanSlot, !unforwarded_.empty(), front(unforwarded_));
   UpdateWait(WaitKind::kDevice, !running_.empty(), front(running_));
   const bool head = !queue_.empty() && running_.size() < kMaxSubmitted;
-  const bool no_activation =
-      head && upstream_ != nullptr && !queue_.front()->arrived;
+  const bool no_activation = head && upstream_ != nullptr && !queue_.front()->arrived;
   const uint64_t missing =
       head && feedback_in_.has_value() ? feedback_in_->MissingStep(queue_.front()->plan) : 0;
   const uint64_t unsent = feedback_out_.has_value() ? feedback_out_->waiting_step() : 0;
