@@ -1,4 +1,5 @@
-# layercake_library(NAME SOURCES ... DEPS ... [PRIVATE_DEPS ...] [PRECOMPILE <header> ...])
+# layercake_library(NAME [UNITY] SOURCES ... DEPS ... [PRIVATE_DEPS ...] [PRECOMPILE <header> ...])
+#     UNITY: many small files that include the same large headers are compiled eight at a time
 # layercake_test(NAME SOURCES ... DEPS ... [LABELS ...] [PRECOMPILE <header> ...])
 #     one executable, one ctest entry per TEST
 # layercake_binary(NAME SOURCES ... DEPS ...)
@@ -54,8 +55,9 @@ function(layercake_tell_tsan name)
 endfunction()
 
 function(layercake_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS;PRECOMPILE" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "" "SOURCES;DEPS;PRIVATE_DEPS;PRECOMPILE" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${ARG_UNITY})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE layercake_options ${ARG_PRIVATE_DEPS})
   list(LENGTH ARG_SOURCES source_count)
   if(source_count GREATER 4)
