@@ -102,7 +102,7 @@ void Scheduler::SetPaused(SequenceId id, bool paused) {
 void Scheduler::StepDone(StepId step, base::Instant now) {
   LC_CHECK(!in_flight_.empty() && in_flight_.front().step == step, "step ",
            static_cast<uint64_t>(step), " is not the oldest in flight");
-  const bool full = in_flight() >= flight_.wanted();
+  const bool full = in_flight() >= flight_.wanted() && !in_flight_.front().copies;
   const StepInFlight done = std::move(in_flight_.front());
   in_flight_.pop_front();
   prompt_rows_in_flight_ -= done.prompt_rows;

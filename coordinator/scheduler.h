@@ -192,6 +192,7 @@ class Scheduler {
     StepId step{};
     StepShape shape;
     int prompt_rows = 0;
+    bool copies = false;  // blocks: what it takes says little of what computing and hops cost
     std::vector<RowsInFlight> rows;
   };
   // A sequence whose next row may run ahead.

@@ -47,17 +47,19 @@ std::optional<ScheduledStep> Scheduler::NextStep() {
   step.copies = TakeCopies();
   if (!step.rows.empty()) turn_ = (turn_ + 1) % flight_.wanted();
 
-  StepInFlight record{
-      .step = step.step, .shape = step.shape, .prompt_rows = prompt_rows, .rows = {}};
+  StepInFlight record{.step = step.step,
+                      .shape = step.shape,
+                      .prompt_rows = prompt_rows,
+                      .copies = !step.copies.empty(),
+                      .rows = {}};
   prompt_rows_in_flight_ += prompt_rows;
   for (const ScheduledRows& rows : step.rows) {
     record.rows.push_back({.sequence = rows.sequence,
                            .life = Find(rows.sequence)->life,
                            .end = rows.first + rows.count});
   }
-  // What a step with copies takes says little of what computing costs.
-  recent_shapes_[next_step_ % recent_shapes_.size()] = {
-      step.step, step.copies.empty() ? step.shape : StepShape{}};
+  recent_shapes_[next_step_ % recent_shapes_.size()] = {step.step,
+                                                        record.copies ? StepShape{} : step.shape};
   in_flight_.push_back(std::move(record));
   ++next_step_;
   known_to_chain_ -= static_cast<int>(pending_ends_.size());
