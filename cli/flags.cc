@@ -54,6 +54,7 @@ void FlagTable::Add(absl::string_view name, std::string value_name, absl::string
   flags_.push_back({.name = std::string(name),
                     .variable = variable,
                     .value_name = std::move(value_name),
+                    .on = false,
                     .help = std::string(help),
                     .set = std::move(set)});
 }
@@ -63,6 +64,7 @@ void FlagTable::Switch(absl::string_view name, bool* target, absl::string_view h
     LC_ASSIGN_OR_RETURN(*target, ParseOnOff(text));
     return absl::OkStatus();
   });
+  flags_.back().on = *target;
 }
 
 void FlagTable::Text(absl::string_view name, std::string* target, absl::string_view help) {
@@ -226,7 +228,9 @@ struct Program::Parser {
     for (const FlagTable::Flag& flag : command.table.flags_) {
       const std::string help = absl::StrCat(flag.help, " [", flag.variable, "]");
       if (flag.value_name.empty()) {
-        target->add_flag(flag.name, help);
+        const std::string off =
+            flag.on ? absl::StrCat(",!--no-", absl::StripPrefix(flag.name, "--")) : std::string();
+        target->add_flag(flag.name + off, help);
       } else {
         target->add_option(flag.name)->description(help)->type_name(flag.value_name);
       }

@@ -27,7 +27,7 @@ namespace layercake::cli {
 class FlagTable {
  public:
   // `name` is "--max-tokens". A switch may be given as --stream, --stream=false, and by variable or
-  // file as any of ParseOnOff's words.
+  // file as any of ParseOnOff's words. One that is on by default also as --no-stream.
   void Switch(absl::string_view name, bool* target, absl::string_view help);
   void Text(absl::string_view name, std::string* target, absl::string_view help);
   void Choice(absl::string_view name, std::string* target, std::vector<std::string> choices,
@@ -64,6 +64,7 @@ class FlagTable {
     std::string name;  // with dashes
     std::string variable;
     std::string value_name;  // "TEXT"; empty for a switch
+    bool on = false;         // a switch that is on by default
     std::string help;
     std::function<absl::Status(const std::string&)> set;
   };

@@ -27,6 +27,7 @@ class FlagsTest : public ::testing::Test {
     serve.Positional("PROMPT", &prompt_, false, "The prompt.");
     serve.Integer("--stages", &stages_, 1, 64, "Stages.");
     serve.Switch("--insecure", &insecure_, "Opens.");
+    serve.Switch("--run-ahead", &run_ahead_, "Runs.");
     serve.Text("--listen", &listen_, "Where.");
     serve.ReadFromVariable("LAYERCAKE_GRPC_LISTEN");
     serve.List("--devices", &devices_, "Devices.");
@@ -75,6 +76,7 @@ class FlagsTest : public ::testing::Test {
   std::string ran_, model_, prompt_, listen_ = "127.0.0.1:9180", transport_ = "auto", server_;
   int stages_ = 1;
   bool insecure_ = false;
+  bool run_ahead_ = true;
   std::vector<std::string> devices_;
   std::vector<double> rates_;
   double share_ = 0;
@@ -225,6 +227,16 @@ TEST_F(FlagsTest, ReadsSwitchesByValue) {
   EXPECT_FALSE(insecure_);
   EXPECT_EQ(Run({"serve", "m"}, {{"LAYERCAKE_INSECURE", "maybe"}}), kExitUsage);
   EXPECT_THAT(err_.str(), AllOf(HasSubstr("LAYERCAKE_INSECURE"), HasSubstr("maybe")));
+}
+
+TEST_F(FlagsTest, ASwitchThatIsOnByDefaultHasANameForOff) {
+  EXPECT_EQ(Run({"serve", "m", "--no-run-ahead"}, {{"LAYERCAKE_RUN_AHEAD", "1"}}), 42);
+  EXPECT_FALSE(run_ahead_);
+  EXPECT_EQ(Run({"serve", "m", "--run-ahead"}, {{"LAYERCAKE_RUN_AHEAD", "0"}}), 42);
+  EXPECT_TRUE(run_ahead_);
+  EXPECT_EQ(Run({"serve", "m"}, {{"LAYERCAKE_RUN_AHEAD", "0"}}), 42);
+  EXPECT_FALSE(run_ahead_);
+  EXPECT_EQ(Run({"serve", "m", "--no-insecure"}), kExitUsage);
 }
 
 TEST_F(FlagsTest, NamesTheFlagAndTheValueThatAreWrong) {

@@ -140,9 +140,8 @@ TEST_P(LongPrompt, StopsNobodyAndIsNotStoppedItself) {
   }
   // A step of the stream alone goes through every stage.
   const double step = stages * (options.stages[0].fixed + 1e-4) + 3e-4;
-  // Twice is the rule (max_stretch). In a chain, a stream that comes back together with another one
-  // waits for the next micro-batch, or the one after it.
-  EXPECT_LE(LargestGap(report.outcomes[0], 2), (stages == 1 ? 2.1 : 3.2) * step);
+  // Twice is the rule (max_stretch); in a chain, also the way through stages that become slower.
+  EXPECT_LE(LargestGap(report.outcomes[0], 2), (stages == 1 ? 2.1 : 2.5) * step);
   const auto first_token = [&](size_t i) {
     return report.outcomes[i].choices[0].times[0] - report.outcomes[i].submitted;
   };
@@ -228,8 +227,7 @@ TEST_F(Cases, ACancelledSequenceIsForgottenByTheChainWithTheStepsInFlight) {
     }
     if (last_rows >= 0) {
       ASSERT_GE(end, 0) << "cancelled at " << cancel_at;
-      EXPECT_LE(end - last_rows, options.scheduler.max_in_flight + 1)
-          << "cancelled at " << cancel_at;
+      EXPECT_LE(end - last_rows, 2) << "cancelled at " << cancel_at;
     }
     EXPECT_EQ(report.outcomes[1].choices[0].tokens, Right(requests[1], options));
     EXPECT_EQ(report.loads.kv_blocks_used(), 0);
