@@ -281,7 +281,6 @@ void AddBenchCommand(Program& program, const Environment& environment) {
   AddServerFlags(table, &flags->server, "Measure this running server, host:port");
   AddChainFlags(table, &flags->chain);
   AddOwnWorkerFlags(table, &flags->chain);
-  AddOwnWorkerFlags(table, &flags->chain);
   AddLogFlag(table, &flags->chain.log_level);
 }
 
