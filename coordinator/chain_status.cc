@@ -60,6 +60,10 @@ void Chain::FillStatus(v1::GetStatusResponse& response) const {
     status.set_stage(stage);
     status.set_layer_first(static_cast<int>(layers.first));
     status.set_layer_end(static_cast<int>(layers.end));
+    const std::vector<StageMemory>& memory = options_.plan.memory;
+    if (static_cast<size_t>(stage) < memory.size()) {
+      status.set_promised_bytes(memory[static_cast<size_t>(stage)].total());
+    }
     const Worker* worker = StageWorkerOf(stage);
     if (worker == nullptr || !worker->hello) continue;
     status.set_worker_id(worker->hello->worker_id());
@@ -76,11 +80,14 @@ void Chain::FillStatus(v1::GetStatusResponse& response) const {
     status.set_placement(worker->hello->placement());
     status.set_counters_age_seconds(absl::ToDoubleSeconds(clock_.Now() - worker->heartbeat_at));
     status.set_waiting_for(worker->heartbeat.waiting_for());
-    if (worker->sender) {
-      status.set_upstream_transport(
-          absl::StrCat(worker->sender->kind(), ": ", worker->sender->reason()));
-      status.set_upstream_latency_us(worker->sender->latency_us());
-      status.set_upstream_gigabytes_per_second(worker->sender->gigabytes_per_second());
+    const std::optional<v1::ChannelReady>& sender =
+        stage == 0 ? worker->feedback_sender : worker->sender;
+    if (sender) {
+      status.set_upstream_transport(absl::StrCat(
+          sender->kind(), ": ",
+          stage == 0 ? absl::StrCat("tokens of stage ", stage_count() - 1) : sender->reason()));
+      status.set_upstream_latency_us(sender->latency_us());
+      status.set_upstream_gigabytes_per_second(sender->gigabytes_per_second());
     }
     if (worker->ready) {
       status.set_weight_bytes(worker->ready->weight_bytes());

@@ -194,6 +194,9 @@ TEST_F(ChainTest, CarriesTheOfferOfTheWayBackToTheLastStage) {
   ends[2]->Say(ChannelUp(v1::ChannelReady::END_FEEDBACK_SENDER));
   EXPECT_EQ(ends[0]->Last(v1::ToWorker::kPlan), nullptr) << "one end of the way back is missing";
   ends[0]->Say(ChannelUp(v1::ChannelReady::END_FEEDBACK_RECEIVER));
+  v1::GetStatusResponse status;
+  chain_->FillStatus(status);
+  EXPECT_THAT(status.stages(0).upstream_transport(), HasSubstr("tokens of stage 2"));
   EXPECT_NE(ends[0]->Last(v1::ToWorker::kPlan), nullptr);
   EXPECT_TRUE(failed_.ok()) << failed_;
 }
