@@ -130,7 +130,8 @@ absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::stri
                   [](const std::string& name) { return name != "cpu"; })) {
     const auto cards = kernels::ListCudaDevices();
     if (cards.ok()) {
-      options.coordinator.stage_memory_bytes = StageMemoryBytes(options.devices, *cards);
+      options.coordinator.stage_memory_bytes =
+          StageMemoryBytes(options.devices, *cards, FreeBytesOrAll);
     }
   }
   if (options.threads == 0) options.threads = ThreadsPerWorker(usable_cores, stages);

@@ -7,21 +7,39 @@ namespace layercake::cli {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
-TEST(DeviceMemory, IsSharedByTheStagesOnOneCard) {
-  std::vector<kernels::CudaDeviceFacts> cards(2);
-  cards[0].total_bytes = 1000;
-  cards[0].uuid = "GPU-aa";
-  cards[1].index = 1;
-  cards[1].total_bytes = 500;
-  cards[1].uuid = "GPU-bb";
-  const auto share = [&](std::vector<std::string> devices) {
-    return StageMemoryBytes(devices, cards);
-  };
-  EXPECT_THAT(share({"cuda:0", "cuda:GPU-aa", "cpu"}), ElementsAre(450, 450, 0));
-  EXPECT_THAT(share({"auto", "auto"}), ElementsAre(900, 450));
-  EXPECT_THAT(share({"cuda:7", "cuda:1"}), ElementsAre(0, 450));
-  EXPECT_THAT(StageMemoryBytes(std::vector<std::string>{"cuda:0"}, {}), ElementsAre(0));
+class DeviceMemory : public testing::Test {
+ protected:
+  DeviceMemory() : cards_(2) {
+    cards_[0].uuid = "GPU-aa";
+    cards_[1].index = 1;
+    cards_[1].uuid = "GPU-bb";
+  }
+  std::vector<uint64_t> Shares(const std::vector<std::string>& devices) {
+    asked_.clear();
+    return StageMemoryBytes(devices, cards_, [this](const kernels::CudaDeviceFacts& card) {
+      asked_.push_back(card.index);
+      return uint64_t{card.index == 0 ? 1000u : 500u};
+    });
+  }
+
+  std::vector<kernels::CudaDeviceFacts> cards_;
+  std::vector<int> asked_;
+};
+
+TEST_F(DeviceMemory, IsSharedByTheStagesOnOneCard) {
+  EXPECT_THAT(Shares({"cuda:0", "cuda:GPU-aa", "cpu"}), ElementsAre(500, 500, 0));
+  EXPECT_THAT(Shares({"auto", "auto"}), ElementsAre(1000, 500));
+  EXPECT_THAT(Shares({"cuda:7", "cuda:1"}), ElementsAre(0, 500));
+}
+
+TEST_F(DeviceMemory, IsAskedOfTheCardsThatStagesGetAndOnceEach) {
+  Shares({"cuda:1", "cuda:1", "cpu"});
+  EXPECT_THAT(asked_, ElementsAre(1));
+  cards_.clear();
+  EXPECT_THAT(Shares({"cuda:0"}), ElementsAre(0));
+  EXPECT_THAT(asked_, IsEmpty());
 }
 
 }  // namespace

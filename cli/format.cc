@@ -43,9 +43,9 @@ std::string FormatChain(const v1::GetStatusResponse& status) {
       absl::StrFormat("%s, version %s, up %.0f s, term %d, epoch %d\n", FormatState(status.state()),
                       status.version(), status.uptime_seconds(), status.term(), status.epoch());
   if (!status.reason().empty()) absl::StrAppend(&text, "reason: ", status.reason(), "\n");
-  absl::StrAppend(&text, absl::StrFormat("%5s  %-9s  %-8s  %-20s  %10s  %10s  %9s  %s\n", "stage",
-                                         "layers", "device", "host (pid)", "weights", "kv", "steps",
-                                         "from the stage before"));
+  absl::StrAppend(&text, absl::StrFormat("%5s  %-9s  %-8s  %-20s  %10s  %10s  %10s  %9s  %s\n",
+                                         "stage", "layers", "device", "host (pid)", "weights", "kv",
+                                         "buffers", "steps", "from the stage before"));
   for (const v1::StageStatus& stage : status.stages()) {
     const std::string upstream =
         stage.upstream_transport().empty()
@@ -58,11 +58,18 @@ std::string FormatChain(const v1::GetStatusResponse& status) {
             : absl::StrFormat("; %.0f us a hop",
                               1e6 * stage.hop_seconds() / static_cast<double>(stage.hops()));
     absl::StrAppend(
-        &text, absl::StrFormat("%5d  %-9s  %-8s  %-20s  %10s  %10s  %9d  %s\n", stage.stage(),
+        &text, absl::StrFormat("%5d  %-9s  %-8s  %-20s  %10s  %10s  %10s  %9d  %s\n", stage.stage(),
                                absl::StrCat(stage.layer_first(), "-", stage.layer_end() - 1),
                                stage.device(), absl::StrCat(stage.host(), " (", stage.pid(), ")"),
                                FormatBytes(stage.weight_bytes()), FormatBytes(stage.kv_bytes()),
-                               stage.steps_done(), absl::StrCat(upstream, hops)));
+                               FormatBytes(stage.buffer_bytes()), stage.steps_done(),
+                               absl::StrCat(upstream, hops)));
+    if (stage.promised_bytes() > 0) {
+      absl::StrAppend(&text, "       promised ", FormatBytes(stage.promised_bytes()),
+                      " with the CUDA context, takes ",
+                      FormatBytes(stage.weight_bytes() + stage.kv_bytes() + stage.buffer_bytes()),
+                      " beside it\n");
+    }
     if (!stage.placement().empty()) absl::StrAppend(&text, "       ", stage.placement(), "\n");
     if (!stage.waiting_for().empty()) {
       absl::StrAppend(&text, "       waits for ", stage.waiting_for(), "\n");

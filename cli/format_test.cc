@@ -49,10 +49,18 @@ TEST(Format, TheChainWithReasonAndWaits) {
   status.mutable_stages(1)->set_hops(4);
   status.mutable_stages(1)->set_hop_seconds(100e-6);
   status.mutable_stages(1)->set_placement("cuda:1 is on NUMA node 1: threads on CPUs 32-63");
+  EXPECT_THAT(FormatChain(status), Not(HasSubstr("promised")));
+  v1::StageStatus& stage = *status.mutable_stages(0);
+  stage.set_weight_bytes(uint64_t{3} << 20);
+  stage.set_kv_bytes(uint64_t{2} << 20);
+  stage.set_buffer_bytes(uint64_t{7} << 20);
+  stage.set_promised_bytes(uint64_t{13} << 20);
   EXPECT_THAT(FormatChain(status),
               AllOf(HasSubstr("; 25 us a hop\n"), HasSubstr("\n       cuda:1 is on NUMA node 1"),
                     HasSubstr("failed"), HasSubstr("reason: stage 1 is gone"), HasSubstr("0-1"),
-                    HasSubstr("2-3"), HasSubstr("pinned_host"), HasSubstr("waits for activation")));
+                    HasSubstr("2-3"), HasSubstr("pinned_host"), HasSubstr("waits for activation"),
+                    HasSubstr("7.0 MiB"),
+                    HasSubstr("promised 13.0 MiB with the CUDA context, takes 12.0 MiB beside")));
   status.clear_reason();
   EXPECT_THAT(FormatChain(status), Not(HasSubstr("reason")));
 }

@@ -109,9 +109,8 @@ absl::StatusOr<PlanOptions> MakePlanOptions(const PlanFlags& flags, std::string 
   options.chain.stages = StageCount(flags);
   LC_ASSIGN_OR_RETURN(options.devices,
                       MakeDevices(flags, static_cast<size_t>(options.chain.stages)));
-  // As `serve` deals it out (device_memory.h).
   for (const PlannedDevice& device : options.devices) {
-    options.chain.stage_memory_bytes.push_back(device.memory_bytes / 10 * 9);
+    options.chain.stage_memory_bytes.push_back(device.memory_bytes);
   }
   options.json = flags.json;
   options.simulate = flags.simulate;

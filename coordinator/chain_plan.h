@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "coordinator/stage_memory.h"
 #include "layercake/v1/control.pb.h"
 #include "model/layer_split.h"
 #include "model/model_config.h"
@@ -27,6 +28,7 @@ struct ChainPlan {
   std::string transport;
   v1::RingGeometry ring;
   double step_timeout_seconds = 60;
+  std::vector<StageMemory> memory;  // promised, of each stage; zeros: its device is not known
 };
 
 // Blocks that one micro-batch may save, and likewise restore: those of one sequence. 0 without host

@@ -36,7 +36,7 @@ struct CoordinatorProcessOptions {
   // Host memory of each stage for the KV blocks of sequences that give way; 0: they are computed
   // again.
   uint64_t kv_host_memory_bytes = 0;
-  // Of each stage, bytes of its device that it may use; 0 or missing: unknown.
+  // Of each stage, bytes free for it on its device; 0 or missing: unknown.
   std::vector<uint64_t> stage_memory_bytes;
   int max_output_tokens = 0;  // the operator's ceiling for one request; 0: none
   absl::Duration worker_wait = absl::Seconds(120);  // for all workers to dial in

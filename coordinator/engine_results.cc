@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/engine_impl.h"
+#include "coordinator/kv_budget.h"
 #include "proto/errors.h"
 #include "spdlog/spdlog.h"
 
@@ -23,6 +24,17 @@ void EngineImpl::OnStageCounters(int stage, const v1::StageCounters& counters) {
 }
 
 void EngineImpl::OnStageReady(int stage, const v1::StageReady& ready) {
+  const std::vector<StageMemory>& promised = options_.chain.plan.memory;
+  const auto s = static_cast<size_t>(stage);
+  if (s < promised.size() && promised[s].total() > 0) {
+    // What the driver took beside that only the worker could say, and others share the device.
+    const StageMemory used = {.weights = ready.weight_bytes(),
+                              .kv = ready.kv_bytes(),
+                              .buffers = ready.buffer_bytes(),
+                              .backend = promised[s].backend};
+    spdlog::info("stage {}: promised {}; takes {}, the CUDA part as promised", stage,
+                 DescribeMemory(promised[s]), DescribeMemory(used));
+  }
   const int blocks = options_.scheduler.host_blocks;
   if (blocks == 0) return;
   const double speed = ready.host_copy_gigabytes_per_second();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_format.h"
+
 namespace layercake::coordinator {
 namespace {
 
@@ -30,6 +32,8 @@ uint64_t BuffersOf(const model::ModelConfig& config, uint64_t max_rows, bool las
   return sizeof(float) * (max_rows * row + logits);
 }
 
+double GiB(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
 }  // namespace
 
 uint64_t KvBlockBytes(const model::ModelConfig& config, const model::LayerRange& layers,
@@ -38,18 +42,29 @@ uint64_t KvBlockBytes(const model::ModelConfig& config, const model::LayerRange&
          static_cast<uint64_t>(block_tokens);
 }
 
+StageMemory PromisedMemory(const model::ModelConfig& config, const model::WeightBytes& weights,
+                           absl::Span<const model::LayerRange> stages, size_t s,
+                           const KvBudget& budget, int blocks) {
+  const bool first = s == 0;
+  const bool last = s + 1 == stages.size();
+  const uint64_t block_bytes =
+      KvBlockBytes(config, stages[s], budget.block_tokens, budget.head_bytes);
+  return {.weights = WeightsOf(weights, stages[s], first, last),
+          .kv = block_bytes * static_cast<uint64_t>(blocks),
+          .buffers = BuffersOf(config, static_cast<uint64_t>(budget.max_rows), last),
+          .backend = kBackendBytes};
+}
+
 std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
                                    const model::WeightBytes& weights,
                                    absl::Span<const model::LayerRange> stages,
                                    const KvBudget& budget) {
   std::optional<int> blocks;
   for (size_t s = 0; s < std::min(stages.size(), budget.stage_memory_bytes.size()); ++s) {
-    const uint64_t memory = budget.stage_memory_bytes[s];
-    if (memory == 0) continue;
-    const bool first = s == 0;
-    const bool last = s + 1 == stages.size();
-    const uint64_t taken = WeightsOf(weights, stages[s], first, last) + kBackendBytes +
-                           BuffersOf(config, static_cast<uint64_t>(budget.max_rows), last);
+    if (budget.stage_memory_bytes[s] == 0) continue;
+    // What is kept back is for what the sum does not know: fragments, a desktop that grows.
+    const uint64_t memory = budget.stage_memory_bytes[s] / 10 * 9;
+    const uint64_t taken = PromisedMemory(config, weights, stages, s, budget, 0).total();
     const uint64_t block_bytes =
         KvBlockBytes(config, stages[s], budget.block_tokens, budget.head_bytes);
     const uint64_t room =
@@ -58,6 +73,26 @@ std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
     blocks = std::min(blocks.value_or(budget.most), here);
   }
   return blocks;
+}
+
+std::string DescribeMemory(const StageMemory& memory) {
+  return absl::StrFormat("%.1f GiB (weights %.1f, KV cache %.1f, buffers %.1f, CUDA %.1f)",
+                         GiB(memory.total()), GiB(memory.weights), GiB(memory.kv),
+                         GiB(memory.buffers), GiB(memory.backend));
+}
+
+absl::Status CheckMemory(absl::Span<const StageMemory> promised,
+                         absl::Span<const uint64_t> stage_memory_bytes) {
+  for (size_t s = 0; s < std::min(promised.size(), stage_memory_bytes.size()); ++s) {
+    const uint64_t there = stage_memory_bytes[s];
+    if (there == 0 || promised[s].total() <= there) continue;
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "stage %d would take %s of its device, which has %.1f GiB free for it; use more stages, a "
+        "smaller --context, --max-rows or --kv-blocks, --kv-type q8_0, or end what else runs on "
+        "the device (nvidia-smi)",
+        s, DescribeMemory(promised[s]), GiB(there)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace layercake::coordinator

@@ -1,10 +1,14 @@
-// How many KV blocks a chain's devices have room for, when nobody says. Pure.
+// What the stages of a chain take of their devices' memory, and how many KV blocks these have room
+// for when nobody says. Pure.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "coordinator/stage_memory.h"
 #include "model/layer_split.h"
 #include "model/model_config.h"
 #include "model/weights.h"
@@ -12,8 +16,8 @@
 namespace layercake::coordinator {
 
 struct KvBudget {
-  // Of each stage: bytes of its device that it may use; 0: unknown, sets no bound. Shorter than the
-  // chain: likewise.
+  // Of each stage: bytes of its device that are there for it; 0: unknown, sets no bound. Shorter
+  // than the chain: likewise.
   absl::Span<const uint64_t> stage_memory_bytes;
   int block_tokens = 16;
   // Of the key, or the value, of one position and one kv head (proto/kv_cache_type.h).
@@ -27,12 +31,25 @@ struct KvBudget {
 uint64_t KvBlockBytes(const model::ModelConfig& config, const model::LayerRange& layers,
                       int block_tokens, uint64_t head_bytes);
 
-// The blocks that the tightest stage has room for beside its weights, its buffers and what the
-// backend takes for itself, at most `most`; nullopt when no stage's memory is known. 0 when a stage
-// has no room at all.
+// What stage `s` takes with a cache of `blocks` blocks.
+StageMemory PromisedMemory(const model::ModelConfig& config, const model::WeightBytes& weights,
+                           absl::Span<const model::LayerRange> stages, size_t s,
+                           const KvBudget& budget, int blocks);
+
+// The blocks that nine tenths of the tightest stage's memory have room for beside its weights, its
+// buffers and what the backend takes for itself, at most `most`; nullopt when no stage's memory is
+// known. 0 when a stage has no room at all.
 std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
                                    const model::WeightBytes& weights,
                                    absl::Span<const model::LayerRange> stages,
                                    const KvBudget& budget);
+
+// For people: "27.9 GiB (weights 18.9, KV cache 7.1, buffers 0.4, CUDA 1.5)".
+std::string DescribeMemory(const StageMemory& memory);
+
+// ResourceExhausted when a stage takes more than its device has for it, with the numbers and the
+// flags that help. stage_memory_bytes: as in KvBudget.
+absl::Status CheckMemory(absl::Span<const StageMemory> promised,
+                         absl::Span<const uint64_t> stage_memory_bytes);
 
 }  // namespace layercake::coordinator

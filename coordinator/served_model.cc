@@ -111,26 +111,26 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
   const int per_context = (plan.context_tokens + plan.kv_block_tokens - 1) / plan.kv_block_tokens;
   // Full contexts for all sequences at once, as far as they fit.
   const int64_t most = std::min<int64_t>(int64_t{per_context} * options.max_sequences, 1 << 24);
-  const std::optional<int> fitting =
-      KvBlocksThatFit(config, bytes, plan.stages,
-                      {.stage_memory_bytes = options.stage_memory_bytes,
-                       .block_tokens = plan.kv_block_tokens,
-                       .head_bytes = KvHeadBytes(plan.kv_type, config.head_dim),
-                       .max_rows = plan.max_rows,
-                       .most = static_cast<int>(most)});
+  const KvBudget budget = {.stage_memory_bytes = options.stage_memory_bytes,
+                           .block_tokens = plan.kv_block_tokens,
+                           .head_bytes = KvHeadBytes(plan.kv_type, config.head_dim),
+                           .max_rows = plan.max_rows,
+                           .most = static_cast<int>(most)};
+  const std::optional<int> fitting = KvBlocksThatFit(config, bytes, plan.stages, budget);
   if (options.kv_blocks > 0) {
     plan.kv_blocks = options.kv_blocks;
   } else if (fitting.has_value()) {
-    plan.kv_blocks = *fitting;
-    if (*fitting < per_context) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "beside the weights the devices have room for ", *fitting, " KV blocks; one context of ",
-          plan.context_tokens, " tokens needs ", per_context, " of ", plan.kv_block_tokens,
-          "; use more stages, a smaller --context, or set --kv-blocks"));
-    }
+    plan.kv_blocks = std::max(*fitting, per_context);
   } else {
     plan.kv_blocks = std::max(4 * per_context, options.max_sequences);
   }
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    const bool known = s < options.stage_memory_bytes.size() && options.stage_memory_bytes[s] > 0;
+    plan.memory.push_back(
+        known ? PromisedMemory(config, bytes, plan.stages, s, budget, plan.kv_blocks)
+              : StageMemory{});
+  }
+  LC_RETURN_IF_ERROR(CheckMemory(plan.memory, options.stage_memory_bytes));
   if (plan.kv_blocks < per_context) {
     return absl::InvalidArgumentError(
         absl::StrCat("--kv-blocks ", plan.kv_blocks, ": one context of ", plan.context_tokens,

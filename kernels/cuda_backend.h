@@ -47,6 +47,10 @@ struct CudaOpsOptions {
 absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device& device,
                                                    const CudaOpsOptions& options = {});
 
+// Bytes that other processes leave free on a device. Makes a context for that, takes what is free
+// beside it, and gives it back: for a process that uses no device otherwise.
+absl::StatusOr<uint64_t> FreeBytesOnCard(const CudaDeviceFacts& facts);
+
 // Bytes free on a device of CreateCudaDevice, as its driver counts them now.
 absl::StatusOr<uint64_t> FreeCudaBytes(Device& device);
 

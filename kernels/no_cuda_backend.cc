@@ -18,6 +18,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(const CudaDeviceFacts&,
 absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(Device&, const CudaOpsOptions&) {
   return NoCuda();
 }
+absl::StatusOr<uint64_t> FreeBytesOnCard(const CudaDeviceFacts&) { return NoCuda(); }
 absl::StatusOr<uint64_t> FreeCudaBytes(Device&) { return NoCuda(); }
 
 }  // namespace layercake::kernels

@@ -208,6 +208,19 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(const CudaDeviceFacts& 
   return cuda::CudaDevice::Create(facts, on_done);
 }
 
+absl::StatusOr<uint64_t> FreeBytesOnCard(const CudaDeviceFacts& facts) {
+  const std::string what = absl::StrCat("ask cuda:", facts.index, " for its free memory");
+  LC_RETURN_IF_ERROR(cuda::CudaStatus(cudaSetDevice(facts.index), what));
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  const cudaError_t asked = cudaMemGetInfo(&free_bytes, &total_bytes);
+  // The context goes in any case: stages want its memory.
+  const cudaError_t reset = cudaDeviceReset();
+  LC_RETURN_IF_ERROR(cuda::CudaStatus(asked, what));
+  LC_RETURN_IF_ERROR(cuda::CudaStatus(reset, what));
+  return free_bytes;
+}
+
 absl::StatusOr<uint64_t> FreeCudaBytes(Device& device) {
   auto* cuda_device = dynamic_cast<cuda::CudaDevice*>(&device);
   if (cuda_device == nullptr) {
