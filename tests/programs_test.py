@@ -126,10 +126,11 @@ class Answers(unittest.TestCase):
         self.assertEqual(texts[1], texts[3])
 
     def test_running_ahead_of_tokens_gives_the_same_text(self):
-        arguments = ("the rain in the", "--raw", "--max-tokens", "24", "--stages", 3)
+        arguments = ("the", "--raw", "--max-tokens", "48", "--stages", 3)
         ahead = self.run_model(*arguments, "--log-level", "info")
         behind = self.run_model(*arguments, "--run-ahead=false")
         self.assertEqual(ahead.stdout, behind.stdout)
+        self.assertIn("[48 tokens", ahead.stderr)
         # Over three processes: one line for the way back from the last one.
         self.assertRegex(ahead.stderr, r"stage 2 -> stage 0 .* pinned_host \(for sampled tokens;")
 
