@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -512,6 +513,30 @@ TEST_P(Conformance, GivesAFrameInPartsAsAWholeToWhoeverPolls) {
   EXPECT_EQ(ReceiveText(rig, Lane::kActivation).text, "next");
 }
 
+// A poll that had found some parts and not all was not woken for the rest.
+TEST_P(Conformance, WakesAReceiverThatFoundSomePartsOfAFrameForTheRest) {
+  ChannelRig& rig = MakeRig();
+  ASSERT_TRUE(rig.Connect().ok());
+  const InParts sent(rig);
+  ASSERT_EQ(sent.Say(rig, 1000), absl::OkStatus());
+  ASSERT_EQ(sent.Say(rig, 2000), absl::OkStatus());
+  rig.receiver_end.Run([&] { EXPECT_FALSE(rig.receiver->Poll(Lane::kActivation)->has_value()); });
+  absl::Notification asked;
+  int asks = 0;
+  bool woken = false;
+  std::thread waiting([&] {
+    woken = rig.receiver_end.Await([&] {
+      if (++asks == 1) asked.Notify();
+      return asks > 1;
+    });
+  });
+  asked.WaitForNotification();
+  EXPECT_EQ(sent.Say(rig, 3000), absl::OkStatus());
+  waiting.join();
+  EXPECT_TRUE(woken);
+  EXPECT_TRUE(ReceiveText(rig, Lane::kActivation).text == sent.text);
+}
+
 TEST_P(Conformance, GivesTheStartOfAFrameInPartsBeforeItsEndWhereThatIsOfUse) {
   ChannelRig& rig = MakeRig();
   ASSERT_TRUE(rig.Connect().ok());
@@ -590,15 +615,18 @@ TEST_P(Conformance, CarriesFramesInRandomParts) {
   std::thread receiving([&] {
     base::SeededRandom dice(kSeed + 1);
     std::optional<ReceivedFrame> frame;
+    uint32_t seen = 0;
+    // False when a call had nothing new.
     const auto step = [&]() -> absl::StatusOr<bool> {
       if (!frame) {
         LC_ASSIGN_OR_RETURN(frame, dice.Below(2) == 0 ? rig.receiver->Poll(Lane::kActivation)
                                                       : rig.receiver->PollBegun(Lane::kActivation));
         if (!frame) return false;
+        seen = 0;
       }
       LC_ASSIGN_OR_RETURN(const uint32_t arrived, rig.receiver->Arrived(*frame));
       LC_RETURN_IF_ERROR(rig.receiver->CheckArrived(*frame));
-      if (arrived < frame->header.payload_bytes) return false;
+      if (arrived < frame->header.payload_bytes) return std::exchange(seen, arrived) < arrived;
       std::vector<std::byte> expected(in.NextBytes());
       in.Fill(absl::MakeSpan(expected));
       LC_ASSIGN_OR_RETURN(const std::string text, ReadPayload(rig.receiver_memory(), *frame));

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace layercake::transport {
@@ -127,7 +127,89 @@ __attribute__((target("sse4.2"))) uint32_t UpdateByInstruction(uint32_t crc, con
   return crc;
 }
 
+// Long texts by folding (Gopal and others, "Fast CRC Computation for Generic Polynomials Using
+// PCLMULQDQ Instruction", Intel, 2009): a text is congruent to a shorter one in which a block was
+// multiplied, without carries, by the power of x that its distance stands for, and added to a later
+// block. Here 256 bytes are folded onto the next 256 until one is left, that into 16 bytes, and
+// their sum is taken by the instruction.
+
+// x^power modulo the polynomial, in the order of bits of the sum.
+constexpr uint32_t PowerOfX(size_t power) {
+  uint32_t value = 0x80000000;  // 1
+  for (; power > 0; --power) value = (value >> 1) ^ ((value & 1) != 0 ? kPolynomial : 0);
+  return value;
+}
+
+// What the two halves of 16 bytes are multiplied by to be folded onto those `bytes` bytes later:
+// the first half lies 64 bits further away. The shift is for the product of two reversed factors,
+// which is one bit short.
+struct FoldFactors {
+  int64_t first = 0;
+  int64_t second = 0;
+};
+constexpr FoldFactors FactorsOf(size_t bytes) {
+  return {static_cast<int64_t>(uint64_t{PowerOfX(8 * bytes + 32)} << 1),
+          static_cast<int64_t>(uint64_t{PowerOfX(8 * bytes - 32)} << 1)};
+}
+
+#define LAYERCAKE_FOLDING __attribute__((target("avx2,vpclmulqdq,pclmul,sse4.2")))
+
+constexpr size_t kFoldRegisters = 8;
+constexpr size_t kFoldBytes = kFoldRegisters * sizeof(__m256i);
+constexpr FoldFactors kFoldBlock = FactorsOf(kFoldBytes);
+constexpr FoldFactors kFoldRegister = FactorsOf(sizeof(__m256i));
+constexpr FoldFactors kFoldHalf = FactorsOf(sizeof(__m128i));
+
+LAYERCAKE_FOLDING inline __m256i Wide(const FoldFactors& factors) {
+  return _mm256_set_epi64x(factors.second, factors.first, factors.second, factors.first);
+}
+LAYERCAKE_FOLDING inline __m256i LoadWide(const std::byte* at) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+LAYERCAKE_FOLDING inline __m256i FoldOnto(__m256i block, __m256i factors, __m256i later) {
+  const __m256i first = _mm256_clmulepi64_epi128(block, factors, 0x00);
+  const __m256i second = _mm256_clmulepi64_epi128(block, factors, 0x11);
+  return _mm256_xor_si256(_mm256_xor_si256(first, second), later);
+}
+
+LAYERCAKE_FOLDING uint32_t UpdateByFolding(uint32_t crc, const std::byte* at, size_t bytes) {
+  if (bytes < 2 * kFoldBytes) return UpdateByInstruction(crc, at, bytes);
+  __m256i block[kFoldRegisters];
+  for (size_t i = 0; i < kFoldRegisters; ++i) block[i] = LoadWide(at + i * sizeof(__m256i));
+  block[0] =
+      _mm256_xor_si256(block[0], _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int>(crc))));
+  at += kFoldBytes;
+  bytes -= kFoldBytes;
+  const __m256i onto_block = Wide(kFoldBlock);
+  for (; bytes >= kFoldBytes; at += kFoldBytes, bytes -= kFoldBytes) {
+    for (size_t i = 0; i < kFoldRegisters; ++i) {
+      block[i] = FoldOnto(block[i], onto_block, LoadWide(at + i * sizeof(__m256i)));
+    }
+  }
+  const __m256i onto_register = Wide(kFoldRegister);
+  for (size_t i = 0; i + 1 < kFoldRegisters; ++i) {
+    block[i + 1] = FoldOnto(block[i], onto_register, block[i + 1]);
+  }
+  const __m256i last = block[kFoldRegisters - 1];
+  const __m256i later = _mm256_zextsi128_si256(_mm256_extracti128_si256(last, 1));
+  const __m128i rest = _mm256_castsi256_si128(FoldOnto(last, Wide(kFoldHalf), later));
+  uint64_t sum = _mm_crc32_u64(0, static_cast<uint64_t>(_mm_extract_epi64(rest, 0)));
+  sum = _mm_crc32_u64(sum, static_cast<uint64_t>(_mm_extract_epi64(rest, 1)));
+  return UpdateByInstruction(static_cast<uint32_t>(sum), at, bytes);
+}
+
+uint32_t ExtendByInstruction(uint32_t crc, absl::Span<const std::byte> bytes) {
+  return ~UpdateByInstruction(~crc, bytes.data(), bytes.size());
+}
+uint32_t ExtendByFolding(uint32_t crc, absl::Span<const std::byte> bytes) {
+  return ~UpdateByFolding(~crc, bytes.data(), bytes.size());
+}
+
 bool HasInstruction() { return __builtin_cpu_supports("sse4.2") != 0; }
+bool HasFolding() {
+  return HasInstruction() && __builtin_cpu_supports("avx2") != 0 &&
+         __builtin_cpu_supports("pclmul") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0;
+}
 
 #endif  // defined(__x86_64__)
 
@@ -139,9 +221,19 @@ uint32_t ExtendCrc32cByTable(uint32_t crc, absl::Span<const std::byte> bytes) {
 
 uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const std::byte> bytes) {
 #if defined(__x86_64__)
-  if (HasInstruction()) return ~UpdateByInstruction(~crc, bytes.data(), bytes.size());
+  if (HasFolding()) return ExtendByFolding(crc, bytes);
+  if (HasInstruction()) return ExtendByInstruction(crc, bytes);
 #endif
   return ExtendCrc32cByTable(crc, bytes);
+}
+
+std::vector<Crc32cWay> Crc32cWays() {
+  std::vector<Crc32cWay> ways = {{"table", ExtendCrc32cByTable}};
+#if defined(__x86_64__)
+  if (HasInstruction()) ways.push_back({"instruction", ExtendByInstruction});
+  if (HasFolding()) ways.push_back({"folding", ExtendByFolding});
+#endif
+  return ways;
 }
 
 }  // namespace layercake::transport

@@ -27,18 +27,22 @@ TEST(Crc32c, GivesTheKnownValues) {
   EXPECT_EQ(Crc32c(bytes), 0x113fdb5cu);
 }
 
-TEST(Crc32c, AgreesWithTheTableAtEveryLengthAndStart) {
+TEST(Crc32c, IsTheSameEveryWayAtEveryLengthAndStart) {
   base::SeededRandom random(3);
   std::vector<std::byte> bytes(40'000);
   for (std::byte& b : bytes) b = static_cast<std::byte>(random.Next());
   const absl::Span<const std::byte> all(bytes);
-  for (size_t length = 0; length < 1700; ++length) {
-    const auto part = all.subspan(length % 9, length);
-    ASSERT_EQ(Crc32c(part), ExtendCrc32cByTable(0, part)) << length;
-  }
-  for (int i = 0; i < 50; ++i) {
-    const auto part = all.subspan(random.Below(2000), random.Below(38'000));
-    ASSERT_EQ(Crc32c(part), ExtendCrc32cByTable(0, part)) << part.size();
+  const auto agree = [](absl::Span<const std::byte> part, uint32_t before) {
+    const uint32_t sum = ExtendCrc32cByTable(before, part);
+    EXPECT_EQ(ExtendCrc32c(before, part), sum) << part.size();
+    for (const Crc32cWay& way : Crc32cWays()) {
+      EXPECT_EQ(way.extend(before, part), sum) << way.name << ", " << part.size() << " bytes";
+    }
+  };
+  for (size_t length = 0; length < 1700; ++length) agree(all.subspan(length % 9, length), 0);
+  for (int i = 0; i < 100; ++i) {
+    agree(all.subspan(random.Below(2000), random.Below(38'000)),
+          static_cast<uint32_t>(random.Next()));
   }
 }
 

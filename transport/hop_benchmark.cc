@@ -132,33 +132,6 @@ void Measure(TestKind kind, uint32_t bytes, size_t rounds) {
   far.Run([&] { there.receiver = nullptr, back.sender = nullptr; });
 }
 
-// A device of one thread, and the mover between its memory and the channels of one end.
-struct CopyingEnd {
-  CopyingEnd(ChannelEnd& channel_end, uint32_t bytes, bool in_parts) : end(channel_end) {
-    end.Run([&] {
-      ChannelContext context = end.context();
-      wake = std::move(context.on_ready);
-      auto made = kernels::CreateCpuDevice({.threads = 1}, *context.executor);
-      if (!made.ok()) return;
-      device = *std::move(made);
-      auto allocated = device->Allocate(bytes);
-      if (!allocated.ok()) return;
-      memory = *std::move(allocated);
-      mover = std::make_unique<RowsMover>(*device, memory->buffer(), in_parts, [this] { wake(); });
-    });
-  }
-  ~CopyingEnd() {
-    if (mover != nullptr) end.Await([&] { return mover->idle(); });
-    end.Run([&] { device.reset(); });
-  }
-
-  ChannelEnd& end;
-  std::unique_ptr<kernels::Device> device;
-  std::unique_ptr<kernels::DeviceMemory> memory;
-  absl::AnyInvocable<void()> wake;
-  std::unique_ptr<RowsMover> mover;
-};
-
 void MeasureWithCopies(TestKind kind, uint32_t bytes, size_t rounds, bool in_parts) {
   const base::SystemClock clock;
   const auto there_factories = MakeTestFactories(kind, clock);
@@ -175,18 +148,21 @@ void MeasureWithCopies(TestKind kind, uint32_t bytes, size_t rounds, bool in_par
   }
   std::vector<double> times;
   {
-    CopyingEnd near_copies(near, bytes, in_parts);
-    CopyingEnd far_copies(far, bytes, in_parts);
-    if (near_copies.mover == nullptr || far_copies.mover == nullptr) return;
+    const auto make = [](base::Executor& on_done) {
+      return kernels::CreateCpuDevice({.threads = 1}, on_done);
+    };
+    const auto near_copies = MovingEnd::Create(near, make, bytes, in_parts);
+    const auto far_copies = MovingEnd::Create(far, make, bytes, in_parts);
+    if (!near_copies.ok() || !far_copies.ok()) return;
     size_t answers = 0;
     std::thread answering([&] {
       far.Await(
           [&] {
             for (;;) {
-              const auto received = far_copies.mover->Receive(*there.receiver);
+              const auto received = (*far_copies)->mover().Receive(*there.receiver);
               if (!received.ok()) return true;
               if (!*received) return false;
-              if (!far_copies.mover->Send(*back.sender, bytes).ok()) return true;
+              if (!(*far_copies)->mover().Send(*back.sender, bytes).ok()) return true;
               if (++answers == rounds) return true;
             }
           },
@@ -195,13 +171,13 @@ void MeasureWithCopies(TestKind kind, uint32_t bytes, size_t rounds, bool in_par
     base::Instant sent;
     const auto send = [&] {
       sent = clock.Now();
-      return near_copies.mover->Send(*there.sender, bytes).ok();
+      return (*near_copies)->mover().Send(*there.sender, bytes).ok();
     };
     near.Run([&] { static_cast<void>(send()); });
     near.Await(
         [&] {
           for (;;) {
-            const auto received = near_copies.mover->Receive(*back.receiver);
+            const auto received = (*near_copies)->mover().Receive(*back.receiver);
             if (!received.ok()) return true;
             if (!*received) return false;
             times.push_back(absl::ToDoubleMicroseconds(clock.Now() - sent));

@@ -85,4 +85,32 @@ void RowsMover::OnCopied(const absl::Status& status) {
   wake_();
 }
 
+absl::StatusOr<std::unique_ptr<MovingEnd>> MovingEnd::Create(ChannelEnd& end,
+                                                             const MakeDevice& make, uint32_t bytes,
+                                                             bool in_parts) {
+  std::unique_ptr<MovingEnd> moving(new MovingEnd(end));
+  absl::Status made;
+  end.Run([&] { made = moving->Make(make, bytes, in_parts); });
+  if (!made.ok()) return made;
+  return moving;
+}
+
+absl::Status MovingEnd::Make(const MakeDevice& make, uint32_t bytes, bool in_parts) {
+  ChannelContext context = end_.context();
+  wake_ = std::move(context.on_ready);
+  LC_ASSIGN_OR_RETURN(device_, make(*context.executor));
+  LC_ASSIGN_OR_RETURN(memory_, device_->Allocate(bytes));
+  mover_ = std::make_unique<RowsMover>(*device_, memory_->buffer(), in_parts, [this] { wake_(); });
+  return absl::OkStatus();
+}
+
+MovingEnd::~MovingEnd() {
+  if (mover_ != nullptr) end_.Await([&] { return mover_->idle(); });
+  end_.Run([&] {
+    mover_.reset();
+    memory_.reset();
+    device_.reset();
+  });
+}
+
 }  // namespace layercake::transport

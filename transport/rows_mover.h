@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "transport/channel.h"
+#include "transport/channel_rig.h"
 
 namespace layercake::transport {
 
@@ -51,6 +53,32 @@ class RowsMover {
   std::optional<ReceivedFrame> frame_;
   uint32_t read_bytes_ = 0;
   bool whole_ = false;
+};
+
+// A device on the loop of one end, a block of its memory, and the mover between that and the
+// channels of the end. Made and destroyed from the test's thread, before and after the channels'
+// use; the rest on the end's.
+class MovingEnd {
+ public:
+  using MakeDevice =
+      std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(base::Executor& on_done)>;
+
+  static absl::StatusOr<std::unique_ptr<MovingEnd>> Create(ChannelEnd& end, const MakeDevice& make,
+                                                           uint32_t bytes, bool in_parts);
+  ~MovingEnd();  // waits for the copies
+
+  RowsMover& mover() { return *mover_; }
+  kernels::Buffer block() const { return memory_->buffer(); }
+
+ private:
+  explicit MovingEnd(ChannelEnd& end) : end_(end) {}
+  absl::Status Make(const MakeDevice& make, uint32_t bytes, bool in_parts);
+
+  ChannelEnd& end_;
+  absl::AnyInvocable<void()> wake_;
+  std::unique_ptr<kernels::Device> device_;
+  std::unique_ptr<kernels::DeviceMemory> memory_;
+  std::unique_ptr<RowsMover> mover_;
 };
 
 }  // namespace layercake::transport

@@ -327,12 +327,17 @@ class SharedRingReceiver final : public ChannelReceiver {
       arriving_->given = false;
     }
     if (arriving_->given) return std::nullopt;
-    LC_RETURN_IF_ERROR(LookAtArriving());
-    LC_RETURN_IF_ERROR(arriving_->parts.Check());
-    if (!arriving_->parts.whole()) return std::nullopt;
-    const ReceivedFrame frame = arriving_->frame;
-    arriving_.reset();
-    return frame;
+    // Until a look finds nothing new: that one asks for the doorbell.
+    for (uint32_t before = 0; arriving_->parts.arrived() > before;) {
+      before = arriving_->parts.arrived();
+      LC_RETURN_IF_ERROR(LookAtArriving());
+      LC_RETURN_IF_ERROR(arriving_->parts.Check());
+      if (!arriving_->parts.whole()) continue;
+      const ReceivedFrame frame = arriving_->frame;
+      arriving_.reset();
+      return frame;
+    }
+    return std::nullopt;
   }
 
   // The next entry of the lane; of a frame in parts, its first part is checked.

@@ -76,26 +76,49 @@ bool SendBack(DeviceChannels& channels, TwoWays& ways, kernels::Buffer own, size
   }
 }
 
-void Answer(DeviceChannels& channels, const ChannelOptions& there, size_t rounds,
-            const std::string& offer, const base::Clock& clock) {
-  const auto own = channels.memory().Create(there.geometry.activation_slot_bytes);
+// The same in parts.
+bool MoveBack(transport::RowsMover& mover, TwoWays& ways, uint32_t bytes, size_t& answers) {
+  for (;;) {
+    const auto received = mover.Receive(*ways.in);
+    if (!received.ok()) return false;
+    if (!*received) return true;
+    if (!mover.Send(*ways.out, bytes).ok()) return false;
+    ++answers;
+  }
+}
+
+void Answer(DeviceChannels& channels, const kernels::CudaDeviceFacts* device,
+            const ChannelOptions& there, size_t rounds, const std::string& offer,
+            const base::Clock& clock) {
+  const uint32_t bytes = there.geometry.activation_slot_bytes;
+  const auto own = channels.memory().Create(bytes);
   transport::ChannelEnd end(clock);
   TwoWays ways;
+  std::unique_ptr<transport::MovingEnd> moving;
   size_t answers = 0;
-  const absl::Status opened = own.ok() ? ways.OpenIn(channels.factory(), there, end) : own.status();
+  absl::Status opened = own.ok() ? ways.OpenIn(channels.factory(), there, end) : own.status();
+  if (opened.ok() && device != nullptr) {
+    auto made = MoveInParts(*device, bytes, end);
+    opened = made.status();
+    if (made.ok()) moving = *std::move(made);
+  }
   Print(opened.ok() ? absl::BytesToHexString(ways.offer) : opened.ToString());
   const absl::Status connected =
       opened.ok() ? ways.ConnectOut(channels.factory(), BackOptions(there), offer, end) : opened;
   if (connected.ok()) {
     end.Await(
         [&] {
-          return !SendBack(channels, ways, own->memory->buffer(), answers) || answers == rounds;
+          const bool alive = moving != nullptr
+                                 ? MoveBack(moving->mover(), ways, bytes, answers)
+                                 : SendBack(channels, ways, own->memory->buffer(), answers);
+          return !alive || answers == rounds;
         },
         absl::Minutes(1));
   }
   Print(answers == rounds ? "done" : absl::StrCat("only ", answers, " answers"));
   std::string line;
   std::getline(std::cin, line);  // the other end has what it wants
+  moving.reset();
   ways.Close(end);
 }
 
@@ -185,6 +208,14 @@ void TwoWays::Close(transport::ChannelEnd& end) {
   });
 }
 
+absl::StatusOr<std::unique_ptr<transport::MovingEnd>> MoveInParts(
+    const kernels::CudaDeviceFacts& device, uint32_t bytes, transport::ChannelEnd& end) {
+  const auto make = [&](base::Executor& on_done) {
+    return kernels::CreateCudaDevice(device, on_done);
+  };
+  return transport::MovingEnd::Create(end, make, bytes, /*in_parts=*/true);
+}
+
 kernels::CudaDeviceFacts PeerDevice(const std::vector<kernels::CudaDeviceFacts>& devices) {
   return devices.back();
 }
@@ -209,9 +240,10 @@ int RunChannelPeer(const std::string& kind, const std::string& folder) {
     words >> command >> bytes >> term >> rounds >> offer;
     if (command == "receive") {
       ReceiveUntilTheEnd(**channels, DeviceChannelOptions(bytes, term), clock);
-    } else if (command == "answer") {
-      Answer(**channels, DeviceChannelOptions(bytes, term), rounds, absl::HexStringToBytes(offer),
-             clock);
+    } else if (command == "answer" || command == "parts") {
+      const kernels::CudaDeviceFacts device = PeerDevice(*devices);
+      Answer(**channels, command == "parts" ? &device : nullptr, DeviceChannelOptions(bytes, term),
+             rounds, absl::HexStringToBytes(offer), clock);
     } else {
       return 2;
     }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda_backend.h"
 #include "transport/channel_rig.h"
+#include "transport/rows_mover.h"
 
 namespace layercake::testing {
 
@@ -54,6 +55,10 @@ struct TwoWays {
   std::unique_ptr<transport::ChannelSender> out;
 };
 
+// Copies of rows in parts, by a stage's kind of device.
+absl::StatusOr<std::unique_ptr<transport::MovingEnd>> MoveInParts(
+    const kernels::CudaDeviceFacts& device, uint32_t bytes, transport::ChannelEnd& end);
+
 // The last of the devices for the peer, the first for the test: two where there are two.
 kernels::CudaDeviceFacts PeerDevice(const std::vector<kernels::CudaDeviceFacts>& devices);
 
@@ -63,6 +68,7 @@ kernels::CudaDeviceFacts PeerDevice(const std::vector<kernels::CudaDeviceFacts>&
 //     with what the channel said at its end.
 //   "answer BYTES TERM ROUNDS OFFER": makes a receiver and prints its offer; connects to OFFER, of
 //     term + 1; sends back what comes, over the device's memory. Prints "done"; ends with a line.
+//   "parts BYTES TERM ROUNDS OFFER": the same in parts, the copies work of the device.
 int RunChannelPeer(const std::string& kind, const std::string& folder);
 
 }  // namespace layercake::testing

@@ -46,17 +46,54 @@ std::vector<double> PingPong(DeviceChannels& channels, TwoWays& ways, transport:
   return hops;
 }
 
-void Measure(DeviceChannels& channels, const transport::PeerProcess& peer, const std::string& kind,
-             uint32_t bytes, size_t rounds, uint64_t term, const base::Clock& clock) {
+// The same with frames in parts: copies of one part beside the checks of another.
+std::vector<double> PingPongInParts(transport::RowsMover& mover, TwoWays& ways,
+                                    transport::ChannelEnd& end, uint32_t bytes, size_t rounds,
+                                    const base::Clock& clock) {
+  std::vector<double> hops;
+  bool failed = false;
+  base::Instant sent;
+  const auto send = [&] {
+    sent = clock.Now();
+    failed = !mover.Send(*ways.out, bytes).ok();
+  };
+  end.Run(send);
+  end.Await(
+      [&] {
+        while (!failed && hops.size() < rounds) {
+          const auto received = mover.Receive(*ways.in);
+          if (received.ok() && !*received) return false;
+          failed = !received.ok();
+          hops.push_back(absl::ToDoubleMicroseconds(clock.Now() - sent) / 2);
+          if (!failed && hops.size() < rounds) send();
+        }
+        return true;
+      },
+      absl::Minutes(1));
+  if (failed) hops.clear();
+  std::sort(hops.begin(), hops.end());
+  return hops;
+}
+
+// `device`: of frames in parts; null: whole frames.
+void Measure(DeviceChannels& channels, const kernels::CudaDeviceFacts* device,
+             const transport::PeerProcess& peer, const std::string& kind, uint32_t bytes,
+             size_t rounds, uint64_t term, const base::Clock& clock) {
   const transport::ChannelOptions there = DeviceChannelOptions(bytes, term);
   transport::ChannelEnd end(clock);
   TwoWays ways;
+  std::unique_ptr<transport::MovingEnd> moving;
   const auto own = channels.memory().Create(bytes);
   absl::Status status = own.status();
   if (status.ok()) status = ways.OpenIn(channels.factory(), BackOptions(there), end);
+  if (status.ok() && device != nullptr) {
+    auto made = MoveInParts(*device, bytes, end);
+    status = made.status();
+    if (made.ok()) moving = *std::move(made);
+  }
   if (status.ok()) {
-    peer.Write(absl::StrCat("answer ", bytes, " ", term, " ", rounds, " ",
-                            absl::BytesToHexString(ways.offer)));
+    peer.Write(absl::StrCat(device != nullptr ? "parts " : "answer ", bytes, " ", term, " ", rounds,
+                            " ", absl::BytesToHexString(ways.offer)));
     status =
         ways.ConnectOut(channels.factory(), there, absl::HexStringToBytes(peer.ReadLine()), end);
   }
@@ -64,13 +101,16 @@ void Measure(DeviceChannels& channels, const transport::PeerProcess& peer, const
     std::printf("%-12s %8u bytes: %s\n", kind.c_str(), bytes, status.ToString().c_str());
   } else {
     const std::vector<double> hops =
-        PingPong(channels, ways, end, own->memory->buffer(), bytes, rounds, clock);
+        moving != nullptr
+            ? PingPongInParts(moving->mover(), ways, end, bytes, rounds, clock)
+            : PingPong(channels, ways, end, own->memory->buffer(), bytes, rounds, clock);
     const std::string word = peer.ReadLine();
     std::printf("%-12s %8u bytes: %8.1f us least, %8.1f us median of %zu (%s)\n", kind.c_str(),
                 bytes, hops.empty() ? 0 : hops.front(), hops.empty() ? 0 : hops[hops.size() / 2],
                 hops.size(), word.c_str());
     peer.Write("end");
   }
+  moving.reset();
   ways.Close(end);
 }
 
@@ -91,9 +131,13 @@ int Main() {
       return 1;
     }
     std::printf("%s and %s\n", devices->front().uuid.c_str(), PeerDevice(*devices).uuid.c_str());
-    Measure(**channels, peer, kind, 10 << 10, 1000, 1, clock);
-    Measure(**channels, peer, kind, 640 << 10, 500, 3, clock);
-    Measure(**channels, peer, kind, 5 << 20, 200, 5, clock);
+    Measure(**channels, nullptr, peer, kind, 10 << 10, 1000, 1, clock);
+    Measure(**channels, nullptr, peer, kind, 640 << 10, 500, 3, clock);
+    Measure(**channels, nullptr, peer, kind, 5 << 20, 200, 5, clock);
+    if (kind == "pinned_host") {
+      Measure(**channels, &devices->front(), peer, "in parts", 640 << 10, 500, 7, clock);
+      Measure(**channels, &devices->front(), peer, "in parts", 5 << 20, 200, 9, clock);
+    }
   }
   return 0;
 }
