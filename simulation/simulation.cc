@@ -1,5 +1,7 @@
 #include "simulation/simulation.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -165,9 +167,6 @@ void Simulation::StartWorkers() {
     auto process =
         processes_->Spawn(std::move(spawn), [this, stage](const base::ProcessExit& exit) {
           Note(kExit, static_cast<uint64_t>(stage), static_cast<uint64_t>(exit.code));
-          if (!report_.failure.ok()) return;
-          report_.failure =
-              absl::UnavailableError(absl::StrCat("stage ", stage, " ended: ", DescribeExit(exit)));
         });
     LC_CHECK(process.ok(), process.status().ToString());
     workers_.push_back(*process);
@@ -329,6 +328,12 @@ SimReport Simulation::Run(std::vector<SimRequest> requests,
     loop_.At(At(window->first), [&] { before = BusySeconds(); });
     loop_.At(At(window->second), [&] { after = BusySeconds(); });
   }
+  for (const auto& [stage, at] : kills_) {
+    loop_.At(At(at), [this, process = workers_.at(static_cast<size_t>(stage))] {
+      // NotFound: the chain has ended before.
+      processes_->Kill(process, SIGKILL).IgnoreError();
+    });
+  }
   ArmNextRequest();
   const base::Instant limit = loop_.Now() + options_.limit;
   int64_t blocks = 0;
@@ -343,7 +348,7 @@ SimReport Simulation::Run(std::vector<SimRequest> requests,
   if (slices > 0) report_.window_blocks = blocks / slices;
   if (after.empty()) after = BusySeconds();
   for (size_t stage = 0; stage < workers_.size(); ++stage) {
-    report_.busy_seconds.push_back(after[stage] - before[stage]);
+    report_.busy_seconds.push_back(std::max(0.0, after[stage] - before[stage]));
   }
   return report_;
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -64,9 +65,9 @@ struct SimOutcome {
 // What was seen while requests ran.
 struct SimReport {
   std::vector<SimOutcome> outcomes;
-  absl::Status failure;              // of the chain, or a worker that ended
+  absl::Status failure;              // of the chain
   double seconds = 0;                // virtual, from the first to the last event of a request
-  std::vector<double> busy_seconds;  // of each stage, in the same time
+  std::vector<double> busy_seconds;  // of each stage, in the same time; 0 of a dead one
   int64_t steps = 0;
   int64_t rows = 0;
   int64_t peak_blocks = 0;
@@ -93,6 +94,9 @@ class Simulation {
   // start. Its `at` does not count. Before Run.
   using Next = std::function<std::optional<SimRequest>(size_t index, double now)>;
   void AskNext(Next next) { next_ = std::move(next); }
+
+  // Kills the worker of a stage at that time, in seconds from the start. Before Run.
+  void KillWorker(int stage, double at) { kills_.emplace_back(stage, at); }
 
   // Rows of each plan, in order, as stage 0 saw them.
   const std::vector<v1::MicroBatchPlan>& plans() const { return plans_; }
@@ -136,6 +140,7 @@ class Simulation {
   size_t given_ = 0;         // requests that Run was given
   size_t next_request_ = 0;  // of those
   Next next_;
+  std::vector<std::pair<int, double>> kills_;  // stage, when
   int open_ = 0;
   SimReport report_;
   bool keep_plans_ = false;
