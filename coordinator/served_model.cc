@@ -21,7 +21,6 @@ constexpr int kDefaultContext = 4096;
 constexpr int kMaxContext = 1 << 20;
 constexpr int kMaxRows = 4096;
 constexpr int kMaxSequences = 4096;
-constexpr int kMaxHostKvBlocks = 1 << 22;  // 64 million tokens in blocks of 16
 
 std::string TokenText(const model::Tokenizer& tokenizer, std::optional<model::TokenId> id) {
   if (!id) return "";
@@ -79,9 +78,10 @@ int RowsOfMicroBatch(const CoordinatorProcessOptions& options) {
   return known ? kRowsOnGpus : kRowsOnCpus;
 }
 
-// Blocks of host memory that every stage has room for.
+// Blocks of host memory that every stage has room for, at most `most`.
 absl::StatusOr<int> HostKvBlocks(const CoordinatorProcessOptions& options,
-                                 const model::ModelConfig& config, const ChainPlan& plan) {
+                                 const model::ModelConfig& config, const ChainPlan& plan,
+                                 int64_t most) {
   if (options.kv_host_memory_bytes == 0) return 0;
   uint64_t largest = 0;
   for (const model::LayerRange& layers : plan.stages) {
@@ -94,7 +94,7 @@ absl::StatusOr<int> HostKvBlocks(const CoordinatorProcessOptions& options,
         absl::StrCat("--kv-host-memory ", options.kv_host_memory_bytes,
                      " bytes: one block of the KV cache takes ", largest, " on the largest stage"));
   }
-  return static_cast<int>(std::min<uint64_t>(blocks, kMaxHostKvBlocks));
+  return static_cast<int>(std::min(blocks, static_cast<uint64_t>(most)));
 }
 
 // Tokens, rows and blocks of the plan; the layers are cut already.
@@ -136,7 +136,7 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
         absl::StrCat("--kv-blocks ", plan.kv_blocks, ": one context of ", plan.context_tokens,
                      " tokens needs ", per_context, " blocks of ", plan.kv_block_tokens));
   }
-  LC_ASSIGN_OR_RETURN(plan.host_kv_blocks, HostKvBlocks(options, config, plan));
+  LC_ASSIGN_OR_RETURN(plan.host_kv_blocks, HostKvBlocks(options, config, plan, most));
   plan.max_sequences = options.max_sequences;
   const int computed = MicroBatches(options);
   plan.ring =
