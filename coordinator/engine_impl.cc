@@ -60,7 +60,7 @@ EngineImpl::EngineImpl(EngineOptions options, const model::Tokenizer& tokenizer,
           Chain::Events{
               .on_serving =
                   [this] {
-                    scheduler_.AllowRunAhead(chain_.all_offer(v1::CAPABILITY_AUTO_CONTINUE));
+                    AllowRunAhead();
                     events_.on_ready(true);
                     Pump();
                   },
@@ -79,6 +79,14 @@ EngineImpl::~EngineImpl() {
   timers_.Cancel(grace_timer_);
   timers_.Cancel(reader_timer_);
   timers_.Cancel(queue_timer_);
+}
+
+void EngineImpl::AllowRunAhead() {
+  const bool can = chain_.all_offer(v1::CAPABILITY_AUTO_CONTINUE);
+  scheduler_.AllowRunAhead(can);
+  if (options_.scheduler.run_ahead && !can) {
+    spdlog::warn("not every worker can take tokens of steps under way: nothing runs ahead");
+  }
 }
 
 void EngineImpl::Start() {

@@ -73,6 +73,7 @@ class EngineImpl final : public Engine {
   absl::Status CheckAdmission(const PreparedRequest& request) const;
   void DoAbort(const std::string& request_id);
 
+  void AllowRunAhead();
   // Sends plans while the scheduler has any.
   void Pump();
   v1::MicroBatchPlan BuildPlan(const ScheduledStep& step);
