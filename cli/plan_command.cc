@@ -51,6 +51,7 @@ absl::StatusOr<std::vector<PlannedStage>> PlanStages(const PlanOptions& options,
     const uint64_t block_bytes =
         coordinator::KvBlockBytes(model.config, stage.layers, plan.kv_block_tokens, head_bytes);
     stage.kv_bytes = block_bytes * static_cast<uint64_t>(plan.kv_blocks);
+    stage.memory = plan.memory[i];
     std::vector<uint64_t> memory(plan.stages.size(), 0);
     memory[i] = options.chain.stage_memory_bytes[i];
     const std::optional<int> blocks =
@@ -127,9 +128,11 @@ void AddSimulationFlags(FlagTable& table, PlanFlags* flags) {
                    "Memory rate of each stage's device in GB/s, or one for all (over --cards)");
   table.NumberList("--tflops", &flags->tflops, 0.001, 1e6,
                    "Its operations in 10^12 a second, likewise");
-  table.Number("--efficiency", &flags->efficiency, 0.01, 1,
-               "Share of both rates that is reached (default 0.7): a step takes max(weights once + "
-               "keys and values / memory rate, 2 x weights x rows + attention / operations)");
+  table.Number(
+      "--efficiency", &flags->efficiency, 0.01, 1,
+      "Share of both rates that is reached (default 0.7). A step takes the longer of "
+      "(weights once + keys and values) / memory rate and (2 x weights x rows + attention) "
+      "/ operations");
   table.Number("--hop-us", &flags->hop_us, 0, 1e6, "A hop between stages (default 30)");
   table.Number("--hop-gbs", &flags->hop_gbs, 0.001, 1e4, "And its bytes, in GB/s (default 10)");
   table.Number("--session-us", &flags->session_us, 0, 1e6,

@@ -96,7 +96,7 @@ class PlanCommandTest : public ::testing::Test {
 TEST_F(PlanCommandTest, SaysWhatEachStageHolds) {
   ASSERT_EQ(Plan({model_, "--stages", "3"}), kExitOk) << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("8 layers"), HasSubstr("3 stages"), HasSubstr("tiny")));
-  EXPECT_THAT(out_, Not(HasSubstr("SIMULATED")));
+  EXPECT_THAT(out_, AllOf(HasSubstr("Give --memory"), Not(HasSubstr("SIMULATED"))));
   ASSERT_EQ(Plan({model_, "--layers", "0-4,5-7", "--memory", "2,3", "--json"}), kExitOk) << err_;
   ASSERT_EQ(Lines().size(), 1u);
   const nlohmann::json plan = Lines()[0];
@@ -106,6 +106,7 @@ TEST_F(PlanCommandTest, SaysWhatEachStageHolds) {
   // Two kv heads of 16 f16 values, keys and values, in 5 layers.
   EXPECT_EQ(plan["stages"][0]["kv_bytes_per_token"], 5 * 2 * 2 * 32);
   EXPECT_EQ(plan["stages"][0]["memory_bytes"], uint64_t{2} << 30);
+  EXPECT_GT(plan["stages"][0]["buffer_bytes"], 0);
   // The second stage has more room for fewer layers; the chain's blocks fit both.
   const int64_t first = plan["stages"][0]["kv_capacity_tokens"];
   const int64_t second = plan["stages"][1]["kv_capacity_tokens"];

@@ -1,5 +1,7 @@
 #include "cli/plan_report.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/format.h"
@@ -47,7 +49,9 @@ Json JsonOfPlan(const coordinator::ServedModel& model, absl::Span<const PlannedS
                  {"memory_bytes", stage.device.memory_bytes},
                  {"weight_bytes", stage.work.weight_bytes},
                  {"kv_bytes_per_token", stage.work.kv_bytes_per_token},
-                 {"kv_bytes", stage.kv_bytes}};
+                 {"kv_bytes", stage.kv_bytes},
+                 {"buffer_bytes", stage.memory.buffers},
+                 {"backend_bytes", stage.memory.backend}};
     line["kv_capacity_tokens"] = stage.kv_capacity ? Json(*stage.kv_capacity) : Json();
     json["stages"].push_back(std::move(line));
   }
@@ -74,10 +78,10 @@ Json JsonOfFigures(absl::string_view policy, const SimulatedPlan& simulated, con
 }
 
 std::string DescribeLoad(const simulation::ClientLoadOptions& load) {
-  std::string text =
-      load.streams > 0
-          ? absl::StrFormat("%d clients, each asking again when its answer has come", load.streams)
-          : absl::StrFormat("%g requests a second, at random times", load.rate);
+  std::string text = load.streams > 0
+                         ? absl::StrFormat("%d client%s, asking again when the answer has come",
+                                           load.streams, load.streams == 1 ? "" : "s")
+                         : absl::StrFormat("%g requests a second, at random times", load.rate);
   absl::StrAppendFormat(&text, "; prompts of %d to %d tokens, answers of %d to %d",
                         load.prompt.least, load.prompt.most, load.output.least, load.output.most);
   if (load.shared_prefix > 0) {
@@ -94,16 +98,17 @@ std::string FormatPlan(const coordinator::ServedModel& model, absl::Span<const P
   if (json) return Line(JsonOfPlan(model, stages));
   const coordinator::ChainPlan& plan = model.plan;
   std::string text = absl::StrFormat(
-      "%s: %d layers, %s of weights, %d stage%s\n%-5s  %-8s  %10s  %12s  %10s  %12s  %s\n",
+      "%s: %d layers, %s of weights, %d stage%s\n%-5s  %-8s  %10s  %12s  %10s  %10s  %12s  %s\n",
       model.name, model.config.n_layers, FormatBytes(model.weight_bytes), stages.size(),
       stages.size() == 1 ? "" : "s", "stage", "layers", "weights", "KV per token", "KV cache",
-      "tokens fit", "device");
+      "in all", "tokens fit", "device");
   for (size_t i = 0; i < stages.size(); ++i) {
     const PlannedStage& stage = stages[i];
-    absl::StrAppendFormat(&text, "%-5d  %-8s  %10s  %12s  %10s  %12s  %s\n", i,
+    absl::StrAppendFormat(&text, "%-5d  %-8s  %10s  %12s  %10s  %10s  %12s  %s\n", i,
                           LayersOf(stage.layers), FormatBytes(stage.work.weight_bytes),
                           FormatBytes(static_cast<uint64_t>(stage.work.kv_bytes_per_token)),
                           FormatBytes(stage.kv_bytes),
+                          stage.kv_capacity ? FormatBytes(stage.memory.total()) : std::string("?"),
                           stage.kv_capacity ? absl::StrCat(*stage.kv_capacity) : std::string("?"),
                           NameOf(stage.device));
   }
@@ -113,6 +118,10 @@ std::string FormatPlan(const coordinator::ServedModel& model, absl::Span<const P
       "at most %d each\n",
       plan.kv_blocks, plan.kv_block_tokens, KvCacheTypeName(plan.kv_type),
       int64_t{plan.kv_blocks} * plan.kv_block_tokens, plan.context_tokens);
+  const bool known = std::all_of(stages.begin(), stages.end(),
+                                 [](const PlannedStage& s) { return s.kv_capacity.has_value(); });
+  absl::StrAppend(&text, known ? "In all: buffers and what the driver takes are counted in.\n"
+                               : "Give --memory or --cards to see what fits.\n");
   return text;
 }
 
@@ -128,7 +137,8 @@ std::string FormatSimulation(const PlanOptions& options, const SimulatedPlan& si
       "\nSIMULATED: no device has run. The scheduler and the workers are the real ones, in "
       "virtual\n"
       "time; a step takes as long as its bytes and operations need at %.0f %% of the rates above,\n"
-      "a hop %.0f us and its bytes at %g GB/s, the way to the coordinator %.0f us.\n"
+      "a hop %.0f us and its bytes at %g GB/s, the way to the coordinator %.0f us; the\n"
+      "coordinator's own work takes no time.\n"
       "Load: %s.\nCounted from %g to %g s. \"Layer split\": one batch walks from stage to "
       "stage.\n\n",
       100 * options.efficiency, 1e6 * options.hop_seconds, options.hop_bytes_per_second / 1e9,

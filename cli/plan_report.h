@@ -10,6 +10,7 @@
 #include "cli/plan_options.h"
 #include "cli/plan_simulation.h"
 #include "coordinator/served_model.h"
+#include "coordinator/stage_memory.h"
 #include "simulation/device_cost.h"
 
 namespace layercake::cli {
@@ -19,6 +20,7 @@ struct PlannedStage {
   PlannedDevice device;
   simulation::StageWork work;
   uint64_t kv_bytes = 0;               // of the chain's KV blocks, on this stage
+  coordinator::StageMemory memory;     // zeros: its device's memory is not known
   std::optional<int64_t> kv_capacity;  // tokens that its own memory has room for
 };
 
