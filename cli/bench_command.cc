@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
+#include "base/event_loop.h"
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "cli/bench_stages.h"
@@ -127,6 +128,26 @@ absl::Status SummariseDecode(const std::vector<Stream>& streams, Figures& figure
   return absl::OkStatus();
 }
 
+// Asks until every stage has reported what it did before now. Workers report every second; after
+// kReportWait what is known has to do.
+absl::StatusOr<v1::GetStatusResponse> FreshStatus(InferenceClient& client,
+                                                  const base::SystemClock& clock) {
+  constexpr absl::Duration kReportWait = absl::Seconds(5);
+  constexpr absl::Duration kAskEvery = absl::Milliseconds(50);
+  const base::Instant began = clock.Now();
+  for (;;) {
+    const absl::Duration waited = clock.Now() - began;
+    LC_ASSIGN_OR_RETURN(v1::GetStatusResponse status, client.GetStatus());
+    if (AllReportedWithin(status, absl::ToDoubleSeconds(waited)) || waited > kReportWait) {
+      return status;
+    }
+    LC_ASSIGN_OR_RETURN(const std::unique_ptr<base::EventLoop> pause,
+                        base::EventLoop::Create(clock));
+    pause->At(clock.Now() + kAskEvery, [&pause] { pause->Stop(); });
+    pause->Run();
+  }
+}
+
 absl::StatusOr<Figures> Measure(const BenchFlags& flags, int stream_count, int vocabulary,
                                 InferenceClient& client, base::Random& random) {
   const base::SystemClock clock;
@@ -146,12 +167,14 @@ absl::StatusOr<Figures> Measure(const BenchFlags& flags, int stream_count, int v
   figures.prefill_seconds = absl::ToDoubleSeconds(all_read - started);
   figures.prefill_tokens_per_second =
       static_cast<double>(stream_count) * flags.npp / figures.prefill_seconds;
-  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse before, client.GetStatus());
+  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse before, FreshStatus(client, clock));
+  const base::Instant asked = clock.Now();
   LC_ASSIGN_OR_RETURN(const std::vector<Stream> answers,
                       RunStreams(requests, flags.ntg, client, clock));
-  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse after, client.GetStatus());
+  const double seconds = absl::ToDoubleSeconds(clock.Now() - asked);
+  LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse after, FreshStatus(client, clock));
   LC_RETURN_IF_ERROR(SummariseDecode(answers, figures));
-  figures.stages = StageFiguresBetween(before, after);
+  figures.stages = StageFiguresBetween(before, after, seconds);
   return figures;
 }
 

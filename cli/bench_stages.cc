@@ -42,14 +42,18 @@ StageFigures Between(const v1::StageStatus& first, const v1::StageStatus& last, 
 
 }  // namespace
 
+bool AllReportedWithin(const v1::GetStatusResponse& status, double seconds) {
+  return std::all_of(
+      status.stages().begin(), status.stages().end(),
+      [seconds](const v1::StageStatus& stage) { return stage.counters_age_seconds() < seconds; });
+}
+
 std::vector<StageFigures> StageFiguresBetween(const v1::GetStatusResponse& before,
-                                              const v1::GetStatusResponse& after) {
+                                              const v1::GetStatusResponse& after, double seconds) {
   std::vector<StageFigures> stages;
   for (int i = 0; i < std::min(before.stages_size(), after.stages_size()); ++i) {
     const v1::StageStatus& first = before.stages(i);
     const v1::StageStatus& last = after.stages(i);
-    const double seconds = (after.uptime_seconds() - last.counters_age_seconds()) -
-                           (before.uptime_seconds() - first.counters_age_seconds());
     // A worker that began anew counts from 0 again: its figures of this run mean nothing.
     const bool same = last.steps_done() >= first.steps_done() && last.hops() >= first.hops();
     stages.push_back(Between(same ? first : last, last, seconds));

@@ -29,9 +29,12 @@ struct StageFigures {
   uint64_t buffer_bytes = 0;
 };
 
-// Counters come with heartbeats, so both ends of a stage's time are those of its own reports.
+// Counters come with heartbeats. True when every stage has reported within the last `seconds`.
+bool AllReportedWithin(const v1::GetStatusResponse& status, double seconds);
+
+// Between a report of every stage before the work and one after it; the work took `seconds`.
 std::vector<StageFigures> StageFiguresBetween(const v1::GetStatusResponse& before,
-                                              const v1::GetStatusResponse& after);
+                                              const v1::GetStatusResponse& after, double seconds);
 
 // The heading, and a line per stage, of a run with so many streams. "-" stands for what nobody
 // measured.

@@ -10,10 +10,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A chain of two; the second stage reports every second, half a second ago.
-v1::GetStatusResponse Status(double uptime, double busy, uint64_t steps, uint64_t hops) {
+// A chain of two, which reported half a second ago.
+v1::GetStatusResponse Status(double busy, uint64_t steps, uint64_t hops) {
   v1::GetStatusResponse status;
-  status.set_uptime_seconds(uptime);
   for (int i = 0; i < 2; ++i) {
     v1::StageStatus& stage = *status.add_stages();
     stage.set_stage(i);
@@ -33,7 +32,7 @@ v1::GetStatusResponse Status(double uptime, double busy, uint64_t steps, uint64_
 }
 
 TEST(BenchStages, AreTheDifferenceOfTwoReports) {
-  const auto stages = StageFiguresBetween(Status(10, 3, 1000, 500), Status(14, 5, 2000, 1500));
+  const auto stages = StageFiguresBetween(Status(3, 1000, 500), Status(5, 2000, 1500), 4);
   ASSERT_EQ(stages.size(), 2u);
   EXPECT_DOUBLE_EQ(stages[0].busy, 0.5);
   EXPECT_DOUBLE_EQ(stages[0].step_milliseconds, 2);
@@ -48,15 +47,23 @@ TEST(BenchStages, AreTheDifferenceOfTwoReports) {
   EXPECT_EQ(stages[1].kv_bytes, 1u << 20);
 }
 
+TEST(BenchStages, AreFreshWhenEveryStageHasReported) {
+  v1::GetStatusResponse status = Status(1, 1, 1);
+  EXPECT_TRUE(AllReportedWithin(status, 0.6));
+  EXPECT_FALSE(AllReportedWithin(status, 0.5));
+  status.mutable_stages(1)->set_counters_age_seconds(2);
+  EXPECT_FALSE(AllReportedWithin(status, 0.6));
+}
+
 TEST(BenchStages, SayNothingOfAWorkerThatBeganAnew) {
-  const auto stages = StageFiguresBetween(Status(10, 3, 1000, 500), Status(14, 1, 200, 100));
+  const auto stages = StageFiguresBetween(Status(3, 1000, 500), Status(1, 200, 100), 4);
   EXPECT_EQ(stages[1].busy, 0);
   EXPECT_EQ(stages[1].step_milliseconds, 0);
   EXPECT_EQ(stages[1].hop_microseconds, 0);
 }
 
 TEST(BenchStages, StandInATableWithDashesForTheUnknown) {
-  const auto stages = StageFiguresBetween(Status(10, 3, 1000, 500), Status(14, 5, 2000, 1500));
+  const auto stages = StageFiguresBetween(Status(3, 1000, 500), Status(5, 2000, 1500), 4);
   const std::string text = FormatStageFigures(8, stages);
   EXPECT_THAT(text, AllOf(HasSubstr("50%"), HasSubstr("2.000"), HasSubstr("2000.0"),
                           HasSubstr("pinned_host"), HasSubstr("20.0"), HasSubstr("0.500"),
