@@ -396,7 +396,7 @@ void Chain::CheckLoading(base::Instant now) {
     if (worker.stage < 0 || worker.ready) continue;
     Fail(absl::DeadlineExceededError(
         absl::StrCat(Describe(worker), " has its weights and was not ready within ",
-                     absl::FormatDuration(options_.connect_timeout),
+                     absl::FormatDuration(options_.connect_timeout), " (--connect-timeout)",
                      worker.heartbeat.waiting_for().empty()
                          ? ""
                          : absl::StrCat(": it waits for ", worker.heartbeat.waiting_for()))));
