@@ -105,6 +105,32 @@ TEST_F(QuantisedMatmul, GivesARowTheSameBitsWhateverRunsBesideIt) {
   }
 }
 
+// The multiplier of --deterministic: groups of rows, the last one not full.
+TEST_F(QuantisedMatmul, GivesARowTheSameBitsAmongManyWhenDeterministic) {
+  auto multiplier = Multiplier::Create(
+      context_, {.max_rows = 300, .max_weights = 257 * 1024, .deterministic = true});
+  ASSERT_TRUE(multiplier.ok()) << multiplier.status();
+  multiplier_ = *std::move(multiplier);
+  base::SeededRandom random(6);
+  const Size size = {257, 1024};
+  for (const WeightType type : kQuantised) {
+    const auto matrix = Matrix(type, size.n, size.k, RandomWeights(random, type, size.n, size.k));
+    const CudaMatrix* const used = matrix.get();
+    EXPECT_EQ(multiplier_->FormsFor({&used, 1}, 300), multiplier_->FormsFor({&used, 1}, 1));
+    const auto x = HeavyTailedRows(random, 300, size.k);
+    const auto all = Product1(*matrix, *Made(x, 300, size.k, kFixedForm), 300);
+    for (const int rows : {1, 16, 64, 299}) {
+      const auto some = Product1(*matrix, *Made(x, rows, size.k, kFixedForm), rows);
+      ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
+          << WeightTypeName(type) << " rows " << rows;
+    }
+    const std::vector<float> last(x.end() - size.k, x.end());
+    const auto alone = Product1(*matrix, *Made(last, 1, size.k, kFixedForm), 1);
+    ASSERT_EQ(std::memcmp(alone.data(), all.data() + 299 * size.n, alone.size() * sizeof(float)), 0)
+        << WeightTypeName(type);
+  }
+}
+
 TEST_F(QuantisedMatmul, GivesTheSameBitsEveryTime) {
   base::SeededRandom random(4);
   const auto matrix =
