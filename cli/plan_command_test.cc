@@ -139,6 +139,7 @@ TEST_F(PlanCommandTest, NamesWhatIsWrongAndWhatToDo) {
       {{"--simulate", "--cards", "a30", "--prompt-tokens", "9-3"}, "--prompt-tokens \"9-3\""},
       {{"--simulate", "--cards", "a30", "--output-tokens", "many"}, "--output-tokens \"many\""},
       {{"--simulate", "--cards", "a30", "--prompt-tokens", "500"}, "context of 512"},
+      {{"--simulate", "--cards", "a30", "--rate", "5000"}, "more than 100000 requests"},
       {{"--efficiency", "1.1"}, "--efficiency: '1.1'"},
   };
   for (const auto& c : cases) {

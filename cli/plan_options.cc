@@ -12,6 +12,8 @@ namespace layercake::cli {
 namespace {
 
 constexpr int kMostTokens = 1 << 20;
+// Prompts that come by themselves are all made at the start: a gigabyte at some thousand tokens.
+constexpr double kMostRequests = 100'000;
 
 // "32-512", or one number for both ends.
 absl::StatusOr<simulation::TokenRange> ParseRange(absl::string_view flag, absl::string_view text) {
@@ -89,6 +91,11 @@ absl::StatusOr<simulation::ClientLoadOptions> MakeLoad(const PlanFlags& flags) {
   simulation::ClientLoadOptions load;
   if (flags.rate) {
     load.rate = *flags.rate;
+    if (load.rate * flags.duration_seconds > kMostRequests) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--rate ", load.rate, " over --duration ", flags.duration_seconds,
+                       " s are more than ", kMostRequests, " requests; simulate a shorter time"));
+    }
   } else {
     load.streams = flags.streams.value_or(16);
   }

@@ -102,8 +102,9 @@ class Sender final : public transport::ChannelSender {
                       const transport::OutgoingFrame& frame) override {
     LC_RETURN_IF_ERROR(status());
     LC_ASSIGN_OR_RETURN(const FrameHeader header, ring_.Commit(slot.lane, slot.index, frame));
-    wire_free_ =
-        std::max(wire_free_, fabric_.clock->Now()) + fabric_.per_byte * header.payload_bytes;
+    const uint32_t row_bytes =
+        slot.lane == Lane::kActivation ? frame.payload_bytes - frame.section_bytes : 0;
+    wire_free_ = std::max(wire_free_, fabric_.clock->Now()) + fabric_.per_row_byte * row_bytes;
     fabric_.timers->At(wire_free_ + fabric_.hop,
                        [ring = shared_, lane = slot.lane, index = slot.index, header] {
                          std::memcpy(ring->received.At(lane, index).address,

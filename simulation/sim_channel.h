@@ -22,8 +22,10 @@ struct SimFabric {
   const base::Clock* clock = nullptr;
   base::Timers* timers = nullptr;
   absl::Duration hop;  // from commit to arrival, and of a credit on its way back
-  // A wire carries one frame after the other; its bytes take this long each, beside the hop.
-  absl::Duration per_byte = absl::ZeroDuration();
+  // A wire carries one frame after the other. The bytes of an activation's rows take this long
+  // each, beside the hop; those of plans and sections, which are as long as real ones, count as
+  // nothing.
+  absl::Duration per_row_byte = absl::ZeroDuration();
   std::map<std::string, std::shared_ptr<SimRing>> waiting;  // by offer
   int offers = 0;
 };

@@ -143,7 +143,7 @@ Simulation::Simulation(SimOptions options, const model::Tokenizer& tokenizer, ui
   fabric_.clock = &loop_;
   fabric_.timers = &loop_;
   fabric_.hop = absl::Seconds(options_.hop_seconds);
-  fabric_.per_byte = absl::Seconds(options_.hop_row_seconds / (kSimHidden * sizeof(float)));
+  fabric_.per_row_byte = absl::Seconds(options_.hop_row_seconds / (kSimHidden * sizeof(float)));
   session_ = std::make_unique<DelayedExecutor>(loop_, absl::Seconds(options_.session_seconds));
   engine_ = std::make_unique<coordinator::EngineImpl>(
       std::move(engine), tokenizer_, loop_, loop_, loop_, random_,

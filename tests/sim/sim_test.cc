@@ -59,5 +59,51 @@ TEST(Simulation, DoesTheSameTwiceAndWhatTheSerialModelDoes) {
   }
 }
 
+TEST(Simulation, AWireCarriesOneFrameAfterTheOther) {
+  const auto tokenizer = MakeSimTokenizer();
+  SimOptions options = SmallChain(2);
+  options.reads = Reads::kChained;
+  for (StageCost& stage : options.stages) stage = {.fixed = 1e-4};
+  options.hop_row_seconds = 1e-3;  // ten steps' time
+  std::vector<SimRequest> requests = SomeRequests(3, 16);
+  for (SimRequest& request : requests) {
+    request.at = 0;
+    request.request.prompt.resize(8, 1);
+    request.request.max_tokens = 100;
+  }
+  const SimReport report = Simulation(options, *tokenizer, 1).Run(requests);
+  ASSERT_TRUE(report.failure.ok()) << report.failure;
+  // Each row passes the one wire, which is what all wait for.
+  EXPECT_GE(report.seconds, 1e-3 * static_cast<double>(report.rows));
+  EXPECT_LE(report.seconds, 1.3e-3 * static_cast<double>(report.rows));
+}
+
+TEST(Simulation, AClientGoesOnWhenItsAnswerHasCome) {
+  const auto tokenizer = MakeSimTokenizer();
+  const SimOptions options = SmallChain(3);
+  const std::vector<SimRequest> first = SomeRequests(5, 3);
+  const std::vector<SimRequest> later = SomeRequests(6, 7);
+  Simulation simulation(options, *tokenizer, 1);
+  size_t asked = 0;
+  std::vector<double> ended;
+  simulation.AskNext([&](size_t, double now) -> std::optional<SimRequest> {
+    ended.push_back(now);
+    if (asked == later.size()) return std::nullopt;
+    return later[asked++];
+  });
+  const SimReport report = simulation.Run(first);
+  ASSERT_EQ(report.outcomes.size(), 10u);
+  ASSERT_EQ(ended.size(), 10u);
+  for (size_t i = 0; i < report.outcomes.size(); ++i) {
+    const coordinator::PreparedRequest& request =
+        i < first.size() ? first[i].request : later[i - first.size()].request;
+    const SimOutcome& outcome = report.outcomes[i];
+    EXPECT_EQ(outcome.choices[0].tokens, SerialTokens(3, options.reads, request.prompt,
+                                                      request.max_tokens, request.sampling.seed()));
+    if (i < first.size()) continue;
+    EXPECT_DOUBLE_EQ(outcome.submitted, ended[i - first.size()]) << "request " << i;
+  }
+}
+
 }  // namespace
 }  // namespace layercake::simulation
