@@ -292,9 +292,9 @@ void AddBenchCommand(Program& program, const Environment& environment) {
   flags->chain.log_level = "warn";
   flags->chain.coordinator.server.clients.address = "127.0.0.1:0";
   flags->chain.coordinator.shutdown_grace = absl::ZeroDuration();
-  FlagTable& table =
-      program.Command("bench", "Measure prefill and decoding by the number of parallel streams",
-                      [flags, &environment] { return Bench(*flags, environment); });
+  FlagTable& table = program.Command(
+      "bench", "Measure prefill, decoding and every stage by the number of parallel streams",
+      [flags, &environment] { return Bench(*flags, environment); });
   table.Positional("MODEL", &flags->model, false,
                    "A GGUF file, a folder with one, or hf:user/repo[:quant]; not with --server");
   table.Integer("--npp", &flags->npp, 1, 1 << 20, "Tokens of each prompt (default 128)");

@@ -35,7 +35,8 @@ class ChainTest : public ::testing::Test {
   }
 
   std::shared_ptr<FakeWorkerEnd> Dial(std::optional<int> stage = std::nullopt,
-                                      uint32_t version = kProtocolVersion, bool continues = false) {
+                                      uint32_t version = kProtocolVersion, bool continues = false,
+                                      const std::string& placement = {}) {
     auto end = std::make_shared<FakeWorkerEnd>();
     chain_->AddSession(std::make_unique<FakeLink>(end), "10.0.0.9:1");
     v1::FromWorker message;
@@ -46,6 +47,7 @@ class ChainTest : public ::testing::Test {
     hello.set_device("cpu");
     hello.mutable_host()->set_host_name("box");
     hello.mutable_host()->set_pid(4711);
+    hello.set_placement(placement);
     if (stage) hello.set_preferred_stage(*stage);
     if (continues) hello.add_capabilities(v1::CAPABILITY_AUTO_CONTINUE);
     end->Say(message);
@@ -242,6 +244,28 @@ TEST_F(ChainTest, RunsAheadOnlyWhenEveryWorkerCan) {
   EXPECT_FALSE(chain_->all_offer(v1::CAPABILITY_AUTO_CONTINUE)) << "one is not there yet";
   Dial();
   EXPECT_FALSE(chain_->all_offer(v1::CAPABILITY_AUTO_CONTINUE));
+}
+
+TEST_F(ChainTest, ShowsWhatWorkersSayOfThemselves) {
+  StartChain(1);
+  const auto worker = Dial(std::nullopt, kProtocolVersion, false, "threads on CPUs 32-63");
+  v1::FromWorker ready = Ready();
+  ready.mutable_stage_ready()->set_copy_gigabytes_per_second(4300);
+  worker->Say(ready);
+  v1::FromWorker beat;
+  v1::StageCounters& counters = *beat.mutable_heartbeat()->mutable_counters();
+  counters.set_hops(7);
+  counters.set_hop_bytes(7000);
+  counters.set_hop_seconds(0.5);
+  worker->Say(beat);
+  v1::GetStatusResponse status;
+  chain_->FillStatus(status);
+  ASSERT_EQ(status.stages_size(), 1);
+  EXPECT_EQ(status.stages(0).placement(), "threads on CPUs 32-63");
+  EXPECT_EQ(status.stages(0).copy_gigabytes_per_second(), 4300);
+  EXPECT_EQ(status.stages(0).hops(), 7u);
+  EXPECT_EQ(status.stages(0).hop_bytes(), 7000u);
+  EXPECT_EQ(status.stages(0).hop_seconds(), 0.5);
 }
 
 TEST_F(ChainTest, FailsWhenTheTestFindsANonFiniteValue) {

@@ -65,6 +65,8 @@ class WorkerTest : public ::testing::Test {
     WorkerOptions options;
     options.worker_id = "w";
     options.coordinator = "127.0.0.1:1";
+    options.placement = "cuda:0 is on NUMA node 1: threads on CPUs 32-63";
+    options.copy_gigabytes_per_second = 4300;
     WorkerEnvironment environment;
     environment.clock = &time_;
     environment.timers = &time_;
@@ -152,6 +154,7 @@ TEST_F(WorkerTest, IntroducesItself) {
   EXPECT_EQ(message.hello().protocol_version(), kProtocolVersion);
   EXPECT_EQ(message.hello().worker_id(), "w");
   EXPECT_EQ(message.hello().device(), "fake");
+  EXPECT_EQ(message.hello().placement(), "cuda:0 is on NUMA node 1: threads on CPUs 32-63");
   EXPECT_EQ(message.hello().role(), v1::WORKER_ROLE_STAGE);
   ASSERT_EQ(message.hello().transports_size(), 1);
   EXPECT_EQ(message.hello().transports(0), "local");
@@ -263,6 +266,7 @@ TEST_F(WorkerTest, LoadsAndSaysThatItIsReady) {
   EXPECT_GT(ready.stage_ready().weight_bytes(), 0u);
   EXPECT_GT(ready.stage_ready().kv_bytes(), 0u);
   EXPECT_GT(ready.stage_ready().buffer_bytes(), 0u);
+  EXPECT_EQ(ready.stage_ready().copy_gigabytes_per_second(), 4300);
   // Four host blocks, 64 on the device.
   EXPECT_EQ(ready.stage_ready().host_kv_bytes(), ready.stage_ready().kv_bytes() / 16);
 }
