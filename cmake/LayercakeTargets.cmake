@@ -1,6 +1,8 @@
-# layercake_library(NAME [UNITY] SOURCES ... DEPS ... [PRIVATE_DEPS ...] [PRECOMPILE <header> ...])
-#     UNITY: many small files that include the same large headers are compiled eight at a time
-# layercake_test(NAME SOURCES ... DEPS ... [LABELS ...] [PRECOMPILE <header> ...])
+# layercake_library(NAME [UNITY] SOURCES ... [APART ...] DEPS ... [PRIVATE_DEPS ...]
+#     [PRECOMPILE <header> ...])
+#     UNITY: files that include the same large headers are compiled eight at a time, but those
+#     that are APART, which have names of their own that others have too
+# layercake_test(NAME [UNITY] SOURCES ... [APART ...] DEPS ... [LABELS ...] [PRECOMPILE <header> ...])
 #     one executable, one ctest entry per TEST
 # layercake_binary(NAME SOURCES ... DEPS ...)
 # layercake_fuzzer(NAME SOURCES ... DEPS ...)                 only with LAYERCAKE_FUZZ
@@ -54,10 +56,16 @@ function(layercake_tell_tsan name)
   endif()
 endfunction()
 
+# layercake_unity(NAME ON|OFF [FILE that is compiled by itself ...])
+function(layercake_unity name wanted)
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${wanted})
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
 function(layercake_library name)
-  cmake_parse_arguments(ARG "UNITY" "" "SOURCES;DEPS;PRIVATE_DEPS;PRECOMPILE" ${ARGN})
-  add_library(${name} STATIC ${ARG_SOURCES})
-  set_target_properties(${name} PROPERTIES UNITY_BUILD ${ARG_UNITY})
+  cmake_parse_arguments(ARG "UNITY" "" "SOURCES;APART;DEPS;PRIVATE_DEPS;PRECOMPILE" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES} ${ARG_APART})
+  layercake_unity(${name} ${ARG_UNITY} ${ARG_APART})
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE layercake_options ${ARG_PRIVATE_DEPS})
   list(LENGTH ARG_SOURCES source_count)
   if(source_count GREATER 4)
@@ -80,8 +88,9 @@ function(layercake_test name)
   if(NOT LAYERCAKE_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LABELS;PRECOMPILE" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
+  cmake_parse_arguments(ARG "UNITY" "" "SOURCES;APART;DEPS;LABELS;PRECOMPILE" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES} ${ARG_APART})
+  layercake_unity(${name} ${ARG_UNITY} ${ARG_APART})
   target_link_libraries(${name} PRIVATE layercake_options ${ARG_DEPS} GTest::gmock_main)
   target_compile_definitions(${name} PRIVATE LAYERCAKE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   layercake_tell_tsan(${name})
