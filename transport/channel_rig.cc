@@ -146,14 +146,22 @@ std::unique_ptr<TestFactories> MakeTestFactories(TestKind kind, const base::Cloc
   return made;
 }
 
+namespace {
+// memcpy takes no null pointer, not even for no bytes.
+void CopyBytes(void* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+}  // namespace
+
 absl::Status WritePayload(kernels::PeerMemory* memory, const SendSlot& slot,
                           absl::string_view payload, uint32_t section_bytes) {
+  if (payload.empty()) return absl::OkStatus();
   const auto* const bytes = reinterpret_cast<const std::byte*>(payload.data());
   if (slot.memory.space == kernels::MemorySpace::kHost) {
-    std::memcpy(slot.memory.address, bytes, payload.size());
+    CopyBytes(slot.memory.address, bytes, payload.size());
     return absl::OkStatus();
   }
-  std::memcpy(slot.section.address, bytes, section_bytes);
+  CopyBytes(slot.section.address, bytes, section_bytes);
   return memory->CopyIn(bytes + section_bytes, slot.memory, payload.size() - section_bytes);
 }
 
@@ -161,10 +169,10 @@ absl::StatusOr<std::string> ReadPayload(kernels::PeerMemory* memory, const Recei
   const kernels::Buffer sections = frame.sections();
   const kernels::Buffer body = frame.body();
   std::string payload(sections.bytes + body.bytes, '\0');
-  std::memcpy(payload.data(), sections.address, sections.bytes);
+  CopyBytes(payload.data(), sections.address, sections.bytes);
   auto* const to = reinterpret_cast<std::byte*>(payload.data()) + sections.bytes;
   if (body.space == kernels::MemorySpace::kHost) {
-    std::memcpy(to, body.address, body.bytes);
+    CopyBytes(to, body.address, body.bytes);
     return payload;
   }
   LC_RETURN_IF_ERROR(memory->CopyOut(body, to, body.bytes));
