@@ -117,7 +117,7 @@ void AddChainFlags(FlagTable& table, PlanFlags* flags) {
                 "Rows of one micro-batch (default: 2048 where the memory is known, else 256)");
   table.Integer("--prefill-rows", &chain->prefill_rows, 0, 4096,
                 "Prompt rows of one micro-batch (default: all)");
-  table.Integer("--max-in-flight", &chain->max_in_flight, 0, 1023,
+  table.Integer("--max-in-flight", &chain->max_in_flight, 0, 1020,
                 "Micro-batches in flight, at most (default: stages + 1)");
 }
 

@@ -41,7 +41,7 @@ absl::Status CheckOptions(const CoordinatorProcessOptions& options) {
   LC_RETURN_IF_ERROR(CheckRange("max-sequences", options.max_sequences, 1, kMaxSequences));
   LC_RETURN_IF_ERROR(CheckRange("max-queued", options.max_queued, 1, 1 << 20));
   LC_RETURN_IF_ERROR(CheckRange("context", options.context_tokens, 0, kMaxContext));
-  LC_RETURN_IF_ERROR(CheckRange("max-in-flight", options.max_in_flight, 0, 1023));
+  LC_RETURN_IF_ERROR(CheckRange("max-in-flight", options.max_in_flight, 0, 1020));
   LC_RETURN_IF_ERROR(CheckRange("kv-blocks", options.kv_blocks, 0, 1 << 24));
   return CheckRange("max-output-tokens", options.max_output_tokens, 0, kMaxContext);
 }
