@@ -140,21 +140,45 @@ void EventLoop::RunDueTimers() {
   }
 }
 
-void EventLoop::WaitForEvents() {
-  int timeout_ms = -1;
+int EventLoop::Await(absl::Span<epoll_event> events) {
+  bool busy = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (!sleeping_ || stopping_) timeout_ms = 0;
+    busy = !sleeping_ || stopping_;
   }
-  if (timeout_ms != 0 && !timers_.empty()) {
-    const absl::Duration wait = timers_.begin()->first.first - clock_.Now();
-    // Rounded up: a loop that wakes a little early would spin until the timer is due.
-    const int64_t milliseconds = absl::ToInt64Milliseconds(
-        absl::Ceil(std::max(wait, absl::ZeroDuration()), absl::Milliseconds(1)));
-    timeout_ms = static_cast<int>(std::min<int64_t>(milliseconds, 60'000));
+  if (busy) return Sleep(events, Instant());
+  const Instant due = timers_.empty() ? Instant::Infinite() : timers_.begin()->first.first;
+  // A posted task rings wake_, so events are all there is to look for.
+  const Instant poll_end = std::min(poll_until_, due);
+  while (clock_.Now() < poll_end) {
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+    if (count != 0) return count;
   }
+  return Sleep(events, due);
+}
+
+int EventLoop::Sleep(absl::Span<epoll_event> events, Instant until) {
+  const auto size = static_cast<int>(events.size());
+  if (until == Instant::Infinite()) {
+    return epoll_wait(epoll_.get(), events.data(), size, /*timeout=*/-1);
+  }
+  const absl::Duration wait =
+      std::clamp(until - clock_.Now(), absl::ZeroDuration(), absl::Seconds(60));
+  if (fine_timers_) {
+    const timespec timeout = absl::ToTimespec(wait);
+    const int count = epoll_pwait2(epoll_.get(), events.data(), size, &timeout, nullptr);
+    // Sandboxes that do not know the call refuse it.
+    if (count >= 0 || (errno != ENOSYS && errno != EPERM)) return count;
+    fine_timers_ = false;
+  }
+  // Rounded up: a loop that wakes a little early would spin until the timer is due.
+  const int64_t milliseconds = absl::ToInt64Milliseconds(absl::Ceil(wait, absl::Milliseconds(1)));
+  return epoll_wait(epoll_.get(), events.data(), size, static_cast<int>(milliseconds));
+}
+
+void EventLoop::WaitForEvents() {
   std::array<epoll_event, 64> events;
-  const int count = epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
+  const int count = Await(absl::MakeSpan(events));
   {
     absl::MutexLock lock(&mutex_);
     sleeping_ = false;

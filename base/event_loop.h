@@ -5,6 +5,8 @@
 // delays every timer and every peer.
 #pragma once
 
+#include <sys/epoll.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,7 +19,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "base/clock.h"
+#include "base/event_poll.h"
 #include "base/executor.h"
 #include "base/fd_watcher.h"
 #include "base/unique_fd.h"
@@ -26,7 +30,7 @@ namespace layercake::base {
 
 // Post and Stop from any thread; Run from one thread; the rest from tasks on the loop, or before
 // Run from the thread that will call it.
-class EventLoop final : public Executor, public Timers, public FdWatcher {
+class EventLoop final : public Executor, public Timers, public FdWatcher, public EventPoll {
  public:
   struct Options {
     size_t max_posted = 1 << 16;  // tasks waiting; Post refuses beyond
@@ -46,6 +50,7 @@ class EventLoop final : public Executor, public Timers, public FdWatcher {
   bool Cancel(TimerId id) override;
   absl::Status Watch(int fd, Task on_readable) override;
   void Unwatch(int fd) override;
+  void PollUntil(Instant until) override { poll_until_ = until; }
 
   const Clock& clock() const { return clock_; }
 
@@ -59,6 +64,10 @@ class EventLoop final : public Executor, public Timers, public FdWatcher {
   void RunPosted();
   void RunDueTimers();
   void WaitForEvents();
+  // How many events there are: looks for them without sleeping as long as it is asked to, then
+  // sleeps.
+  int Await(absl::Span<epoll_event> events);
+  int Sleep(absl::Span<epoll_event> events, Instant until);
   void DrainWake();
 
   const Clock& clock_;
@@ -73,6 +82,8 @@ class EventLoop final : public Executor, public Timers, public FdWatcher {
   bool sleeping_ ABSL_GUARDED_BY(mutex_) = false;
 
   // Loop thread only.
+  Instant poll_until_;
+  bool fine_timers_ = true;  // until the kernel says that it has only those of milliseconds
   uint64_t next_timer_ = 1;
   std::map<std::pair<Instant, uint64_t>, Task> timers_;
   absl::flat_hash_map<uint64_t, Instant> timer_due_;

@@ -55,6 +55,66 @@ TEST_F(EventLoopTest, RunsTimersByTimeThenByOrderAdded) {
   EXPECT_GE(clock_.Now(), now + absl::Milliseconds(10));
 }
 
+TEST_F(EventLoopTest, HearsOfEverythingWhileItPolls) {
+  UniqueFd fd(eventfd(0, EFD_NONBLOCK));
+  std::vector<int> ran;
+  std::thread posting;
+  const auto on_timer = [&] {
+    ran.push_back(2);
+    posting = std::thread([&] {
+      EXPECT_TRUE(loop_->Post([&] {
+        ran.push_back(3);
+        loop_->Stop();
+      }));
+    });
+  };
+  const auto on_readable = [&] {
+    eventfd_t value = 0;
+    eventfd_read(fd.get(), &value);
+    ran.push_back(1);
+    loop_->At(clock_.Now() + absl::Microseconds(300), on_timer);
+  };
+  ASSERT_TRUE(loop_->Watch(fd.get(), on_readable).ok());
+  // Far beyond the test's end: nothing may wait for the end of polling.
+  loop_->PollUntil(clock_.Now() + absl::Hours(1));
+  std::thread ringing([&] { eventfd_write(fd.get(), 1); });
+  loop_->Run();
+  ringing.join();
+  posting.join();
+  EXPECT_THAT(ran, ElementsAre(1, 2, 3));
+  loop_->Unwatch(fd.get());
+}
+
+// Counts how often it is asked from an instant on: a loop that polls asks all the time.
+class CountingClock final : public Clock {
+ public:
+  Instant Now() const override {
+    const Instant now = system_.Now();
+    (now < from ? before : after) += 1;
+    return now;
+  }
+  absl::Time WallNow() const override { return system_.WallNow(); }
+
+  Instant from = Instant::Infinite();
+  mutable int before = 0;
+  mutable int after = 0;
+
+ private:
+  SystemClock system_;
+};
+
+TEST(EventLoopPolling, PollsAsLongAsItIsAskedToAndThenSleeps) {
+  CountingClock clock;
+  auto loop = *EventLoop::Create(clock);
+  const Instant now = clock.Now();
+  clock.from = now + absl::Milliseconds(5);
+  loop->PollUntil(clock.from);
+  loop->At(now + absl::Milliseconds(20), [&] { loop->Stop(); });
+  loop->Run();
+  EXPECT_GT(clock.before, 20);
+  EXPECT_LT(clock.after, 20);
+}
+
 TEST_F(EventLoopTest, ACancelledTimerNeverRuns) {
   bool ran = false;
   const TimerId id = loop_->At(clock_.Now(), [&] { ran = true; });
