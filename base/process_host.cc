@@ -8,10 +8,13 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/posix_error.h"
 
 extern char** environ;
@@ -19,7 +22,8 @@ extern char** environ;
 namespace layercake::base {
 namespace {
 
-constexpr int kDestructorWaitMs = 2000;
+// The memory of a GPU is given back inside the process's end, by the driver: seconds.
+constexpr absl::Duration kDestructorWait = absl::Seconds(10);
 
 // What the child does between fork and exec, prepared beforehand: only calls that are safe after a
 // fork of a process with threads may follow.
@@ -128,10 +132,15 @@ PosixProcessHost::~PosixProcessHost() {
     watcher_.Unwatch(child.pidfd.get());
     kill(child.pid, SIGKILL);
   }
+  // A child that hangs in the kernel must not hang its parent.
+  const SystemClock clock;
+  const Instant until = clock.Now() + kDestructorWait;
   for (auto& [id, child] : children_) {
-    // A child that hangs in the kernel must not hang its parent.
     pollfd ready{.fd = child.pidfd.get(), .events = POLLIN, .revents = 0};
-    if (poll(&ready, 1, kDestructorWaitMs) > 0) waitpid(child.pid, nullptr, WNOHANG);
+    const int64_t left_ms = absl::ToInt64Milliseconds(until - clock.Now());
+    if (poll(&ready, 1, static_cast<int>(std::max<int64_t>(left_ms, 0))) > 0) {
+      waitpid(child.pid, nullptr, WNOHANG);
+    }
   }
 }
 

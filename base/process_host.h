@@ -64,7 +64,7 @@ class PosixProcessHost final : public ProcessHost {
  public:
   // `watcher` must outlive the host.
   static absl::StatusOr<std::unique_ptr<PosixProcessHost>> Create(FdWatcher& watcher);
-  // Kills what still runs and waits up to 2 s for it; no callback runs.
+  // Kills what still runs and waits up to 10 s until all of it is gone; no callback runs.
   ~PosixProcessHost() override;
 
   absl::StatusOr<ProcessId> Spawn(SpawnOptions options, OnExit on_exit) override;

@@ -29,6 +29,13 @@ constexpr absl::Duration kWorkersEndByThemselves = absl::Seconds(3);
 constexpr absl::Duration kWorkersObey = absl::Milliseconds(1500);
 // Beyond its own grace, for a coordinator that was told to end.
 constexpr absl::Duration kCoordinatorObeys = absl::Seconds(10);
+// For the kernel to end a killed worker: the driver gives back its device's memory meanwhile.
+constexpr absl::Duration kKilledWorkersGo = absl::Seconds(30);
+
+[[noreturn]] void EndProcess(const std::string& reason) {
+  std::fputs(absl::StrCat("layercake: ", reason, "; ending without it\n").c_str(), stderr);
+  std::_Exit(kExitFailed);
+}
 
 }  // namespace
 
@@ -150,14 +157,13 @@ void LocalChain::OnCoordinatorEnded(absl::Status status) {
 }
 
 // A coordinator that does not end by then is stuck, and so would be the join of its thread: the
-// process ends without it. Its children end with it.
+// process ends without it, once its children are gone.
 void LocalChain::EndCoordinatorBy(base::Instant when) {
   loop_.At(when, [this] {
     if (coordinator_ended_) return;
+    coordinator_stuck_ = true;
     StopWorkers(/*at_once=*/true);
-    std::fputs("layercake: the coordinator did not end within its deadline; ending without it\n",
-               stderr);
-    std::_Exit(kExitFailed);
+    FinishWhenAllGone();
   });
 }
 
@@ -165,7 +171,18 @@ void LocalChain::StopWorkers(bool at_once) {
   if (finished_) return;
   stopping_workers_ = true;
   SignalWorkers(at_once ? SIGKILL : SIGTERM);
-  if (!at_once) loop_.At(After(kWorkersObey), [this] { StopWorkers(/*at_once=*/true); });
+  if (!at_once) {
+    loop_.At(After(kWorkersObey), [this] { StopWorkers(/*at_once=*/true); });
+    return;
+  }
+  loop_.At(After(kKilledWorkersGo), [this] {
+    for (const Worker& worker : workers_) {
+      if (worker.ended) continue;
+      EndProcess(absl::StrCat("stage ", worker.stage, " (pid ", processes_.pid(worker.process),
+                              ") is still there ", absl::FormatDuration(kKilledWorkersGo),
+                              " after it was killed"));
+    }
+  });
 }
 
 void LocalChain::SignalWorkers(int signal_number) {
@@ -176,9 +193,12 @@ void LocalChain::SignalWorkers(int signal_number) {
 }
 
 void LocalChain::FinishWhenAllGone() {
-  const bool all_gone = coordinator_ended_ && std::all_of(workers_.begin(), workers_.end(),
-                                                          [](const Worker& w) { return w.ended; });
-  if (!all_gone || finished_) return;
+  const bool workers_gone =
+      std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.ended; });
+  if (workers_gone && coordinator_stuck_ && !coordinator_ended_) {
+    EndProcess("the coordinator did not end within its deadline");
+  }
+  if (!workers_gone || !coordinator_ended_ || finished_) return;
   finished_ = true;
   // A worker's crash is the reason, what the coordinator says of it the consequence. A worker that
   // ended in order was told to, and the coordinator knows why.

@@ -72,6 +72,7 @@ class LocalChain {
   std::vector<Worker> workers_;
   bool shutdown_requested_ = false;
   bool coordinator_ended_ = false;
+  bool coordinator_stuck_ = false;  // this process ends when its workers have
   bool stopping_workers_ = false;
   bool finished_ = false;
   absl::Status failure_ = absl::OkStatus();  // of the worker that ended first, by itself

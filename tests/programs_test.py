@@ -3,6 +3,7 @@
 
 Run by ctest, one entry for each class; by hand:
     LAYERCAKE_BIN=build/bin tests/programs_test.py [Class[.test]]"""
+import ctypes
 import json
 import os
 import pathlib
@@ -37,8 +38,8 @@ def layercake(*arguments, stdin="", **more):
                           text=True, errors="surrogateescape", timeout=PATIENCE, env=environment(**more))
 
 
-def children_of(pid):
-    """pid -> command line of every child that is alive."""
+def children_of(pid, dead_too=False):
+    """pid -> command line of every child that is alive; or also of those nobody has waited for."""
     found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -46,7 +47,7 @@ def children_of(pid):
             command = (path.parent / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if int(fields[1]) == pid and fields[0] != "Z":
+        if int(fields[1]) == pid and (dead_too or fields[0] != "Z"):
             found[int(path.parent.name)] = [part.decode() for part in command if part]
     return found
 
@@ -357,6 +358,60 @@ class Deaths(unittest.TestCase):
         self.assertEqual(client.returncode, 130, errors)
         for pid in workers:
             self.assertFalse(alive(pid))
+
+
+class LastOut(unittest.TestCase):
+    """Who waits for `serve` may use its devices at once: no worker is left, not even its remains.
+    Children that lose their parent come to this process and stay until it waits for them."""
+
+    @classmethod
+    def setUpClass(cls):
+        set_child_subreaper = 36
+        assert ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0) == 0
+
+    def expect_nobody_left(self):
+        left = children_of(os.getpid(), dead_too=True)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.assertEqual(left, {})
+
+    def test_a_child_that_nobody_waited_for_is_seen(self):
+        parent = subprocess.Popen(["sh", "-c", "true & exec sh -c 'exit 0'"])
+        parent.wait(PATIENCE)
+        with self.assertRaises(AssertionError):
+            self.expect_nobody_left()
+
+    def test_after_signals(self):
+        for signals in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP],
+                        [signal.SIGINT, signal.SIGINT]):
+            with self.subTest(signals=signals):
+                server = Server("--stages", "3")
+                for number in signals[:-1]:
+                    server.process.send_signal(number)
+                server.end(signals[-1])
+                self.expect_nobody_left()
+                server.errors.close()
+
+    def test_after_a_worker_is_killed_or_hangs(self):
+        for number, code in ((signal.SIGKILL, 1), (signal.SIGSTOP, 0)):
+            with self.subTest(signal=number):
+                server = Server("--stages", "3", "--shutdown-grace", "1s")
+                os.kill(server.worker_of_stage(1), number)
+                if number == signal.SIGKILL:
+                    server.process.wait(PATIENCE)
+                self.assertEqual(server.end(signal.SIGTERM), code, server.error_text())
+                self.expect_nobody_left()
+                server.errors.close()
+
+    def test_after_a_start_that_fails(self):
+        result = layercake("serve", MODEL, "--listen", "127.0.0.1:0", "--devices", "cpu,cuda:99")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.expect_nobody_left()
+
+    def test_after_a_run(self):
+        self.assertEqual(layercake("run", MODEL, "the", "--max-tokens", "2").returncode, 0)
+        self.expect_nobody_left()
 
 
 class Bench(unittest.TestCase):
