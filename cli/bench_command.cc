@@ -16,7 +16,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
-#include "base/event_loop.h"
 #include "base/random.h"
 #include "base/status_macros.h"
 #include "cli/bench_stages.h"
@@ -26,6 +25,7 @@
 #include "cli/exit_code.h"
 #include "cli/logging.h"
 #include "cli/model_path.h"
+#include "cli/pause.h"
 #include "cli/server_flags.h"
 #include "nlohmann/json.hpp"
 
@@ -141,10 +141,7 @@ absl::StatusOr<v1::GetStatusResponse> FreshStatus(InferenceClient& client,
     if (AllReportedWithin(status, absl::ToDoubleSeconds(waited)) || waited > kReportWait) {
       return status;
     }
-    LC_ASSIGN_OR_RETURN(const std::unique_ptr<base::EventLoop> pause,
-                        base::EventLoop::Create(clock));
-    pause->At(clock.Now() + kAskEvery, [&pause] { pause->Stop(); });
-    pause->Run();
+    LC_RETURN_IF_ERROR(Pause(clock, kAskEvery));
   }
 }
 

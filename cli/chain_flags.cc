@@ -30,6 +30,28 @@ int RangesIn(const std::string& layers) {
 
 }  // namespace
 
+void AddCutFlags(FlagTable& table, coordinator::CoordinatorProcessOptions* options) {
+  table.Text("--layers", &options->layers,
+             "Layers of each stage, as in 0-9,10-29 (default: balanced by bytes)");
+  table.Integer("--context", &options->context_tokens, 0, 1 << 24,
+                "Tokens of one sequence, prompt and answer (default: the model's, at most 4096)");
+  table.Choice("--kv-type", &options->kv_type, KvCacheTypeNames(),
+               "Type of the KV cache; q8_0 takes half of f16 (default f16)");
+  table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
+                "Blocks of the KV cache (default: what fits a GPU, else four full contexts)");
+  table.Bytes("--kv-memory", &options->kv_memory_bytes,
+              "Instead: memory of each stage for its KV cache, as in 16G");
+  table.Integer("--max-sequences", &options->max_sequences, 1, 4096,
+                "Sequences running at once (default 64)");
+  table.Integer("--max-rows", &options->max_rows, 0, 4096,
+                "Rows of one micro-batch (default: 2048 where a GPU's memory is known, else 256)");
+  table.Integer("--prefill-rows", &options->prefill_rows, 0, 4096,
+                "Prompt rows of one micro-batch (default: all)");
+  table.Integer(
+      "--max-in-flight", &options->max_in_flight, 0, 1020,
+      "Micro-batches in flight, at most (default: stages + 1, on cpu no more than cores)");
+}
+
 void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   coordinator::CoordinatorProcessOptions* options = &flags->coordinator;
   table.OptionalInteger("--stages", &flags->stages, 1, kMaxStages,
@@ -37,31 +59,16 @@ void AddChainFlags(FlagTable& table, ChainFlags* flags) {
   table.List("--devices", &flags->devices,
              "Device of each stage, or one for all: cpu, cuda:0, cuda:GPU-<uuid>, cuda, auto "
              "(default cpu)");
-  table.Text("--layers", &options->layers,
-             "Layers of each stage, as in 0-9,10-29 (default: balanced by bytes)");
   table.Choice("--transport", &options->transport,
                {"auto", "local", "cuda_ipc", "pinned_host", "ucx", "require:cuda_ipc",
                 "require:pinned_host", "require:ucx"},
                "How activations travel between stages");
   table.Integer("--threads", &flags->threads, 0, 4096,
                 "Threads of each worker (default: the cores, shared out)");
-  table.Integer("--context", &options->context_tokens, 0, 1 << 24,
-                "Tokens of one sequence, prompt and answer (default: the model's, at most 4096)");
-  table.Choice("--kv-type", &options->kv_type, KvCacheTypeNames(),
-               "Type of the KV cache; q8_0 takes half of f16 (default f16)");
-  table.Integer("--kv-blocks", &options->kv_blocks, 0, 1 << 24,
-                "Blocks of the KV cache (default: what fits a GPU, on cpu four full contexts)");
+  AddCutFlags(table, options);
   table.Bytes("--kv-host-memory", &options->kv_host_memory_bytes,
               "Host memory of each stage, as in 4G, that sequences out of KV blocks are copied to "
               "where that is faster than computing them again (default 0: computed again)");
-  table.Integer("--max-sequences", &options->max_sequences, 1, 65536, "Sequences running at once");
-  table.Integer("--max-rows", &options->max_rows, 0, 65536,
-                "Rows of one micro-batch (default: 256, on GPUs 2048)");
-  table.Integer("--prefill-rows", &options->prefill_rows, 0, 65536,
-                "Prompt rows of one micro-batch (default: all)");
-  table.Integer(
-      "--max-in-flight", &options->max_in_flight, 0, 65536,
-      "Micro-batches in flight, at most (default: stages + 1, on cpu no more than cores)");
   table.Switch("--run-ahead", &options->run_ahead,
                "Plan a stream's next step before its token has come back, where all workers can "
                "(default on)");
@@ -131,7 +138,10 @@ absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::stri
     const auto cards = kernels::ListCudaDevices();
     if (cards.ok()) {
       options.coordinator.stage_memory_bytes =
-          StageMemoryBytes(options.devices, *cards, FreeBytesOrAll);
+          StageMemoryBytes(options.devices, *cards, SettledFreeBytes);
+      options.coordinator.stage_device_bytes =
+          StageMemoryBytes(options.devices, *cards,
+                           [](const kernels::CudaDeviceFacts& card) { return card.total_bytes; });
     }
   }
   if (options.threads == 0) options.threads = ThreadsPerWorker(usable_cores, stages);

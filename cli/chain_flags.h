@@ -22,6 +22,8 @@ struct ChainFlags {
   coordinator::CoordinatorProcessOptions coordinator;
 };
 
+// How the model is cut, and what each stage has room for: `plan` too.
+void AddCutFlags(FlagTable& table, coordinator::CoordinatorProcessOptions* options);
 // How the chain is cut and run: every command that can start one.
 void AddChainFlags(FlagTable& table, ChainFlags* flags);
 // What only workers of one's own are told; others have flags of their own (layercake-worker).

@@ -2,6 +2,9 @@
 
 #include <map>
 
+#include "cli/format.h"
+#include "cli/pause.h"
+#include "coordinator/kv_budget.h"
 #include "kernels/device_choice.h"
 #include "spdlog/spdlog.h"
 
@@ -32,12 +35,45 @@ std::vector<uint64_t> StageMemoryBytes(
   return bytes;
 }
 
-uint64_t FreeBytesOrAll(const kernels::CudaDeviceFacts& card) {
-  const absl::StatusOr<uint64_t> free_bytes = kernels::FreeBytesOnCard(card);
-  if (free_bytes.ok()) return *free_bytes;
-  spdlog::warn("cuda:{}: all its memory counts as free: {}", card.index,
-               free_bytes.status().ToString());
-  return card.total_bytes;
+bool ReturningMemory::AskAgain(uint64_t free_bytes, base::Instant now) {
+  // What a driver's own bookkeeping moves about is no process that ends.
+  constexpr uint64_t kGrowth = uint64_t{64} << 20;
+  if (!asked_ || free_bytes >= most_free_ + kGrowth) {
+    grew_ = now;
+    most_free_ = free_bytes;
+  }
+  if (!asked_) began_ = now;
+  asked_ = true;
+  return coordinator::MuchIsTaken(free_bytes, total_bytes_) && now - grew_ < kQuiet &&
+         now - began_ < kLongest;
+}
+
+uint64_t SettledFreeBytes(const kernels::CudaDeviceFacts& card) {
+  constexpr absl::Duration kAskEvery = absl::Milliseconds(200);
+  const base::SystemClock clock;
+  ReturningMemory returning(card.total_bytes);
+  bool waited = false;
+  for (;;) {
+    const absl::StatusOr<uint64_t> free_bytes = kernels::FreeBytesOnCard(card);
+    if (!free_bytes.ok()) {
+      spdlog::warn("cuda:{}: all its memory counts as free: {}", card.index,
+                   free_bytes.status().ToString());
+      return card.total_bytes;
+    }
+    if (!returning.AskAgain(*free_bytes, clock.Now()) || !Pause(clock, kAskEvery).ok()) {
+      if (waited) {
+        spdlog::info("cuda:{}: {} are free now", card.index, FormatBytes(*free_bytes));
+      }
+      return *free_bytes;
+    }
+    if (!waited) {
+      waited = true;
+      spdlog::info(
+          "cuda:{}: {} of {} are free; waiting a moment in case a process has just ended "
+          "and its memory comes back",
+          card.index, FormatBytes(*free_bytes), FormatBytes(card.total_bytes));
+    }
+  }
 }
 
 }  // namespace layercake::cli

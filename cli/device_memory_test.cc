@@ -42,5 +42,37 @@ TEST_F(DeviceMemory, IsAskedOfTheCardsThatStagesGetAndOnceEach) {
   EXPECT_THAT(asked_, IsEmpty());
 }
 
+class Returning : public testing::Test {
+ protected:
+  static constexpr uint64_t kGiB = uint64_t{1} << 30;
+  bool AskAgain(uint64_t free_gib, double seconds) {
+    return memory_.AskAgain(free_gib * kGiB, base::Instant::FromStart(absl::Seconds(seconds)));
+  }
+
+  ReturningMemory memory_{140 * kGiB};
+};
+
+TEST_F(Returning, IsBelievedAtOnceWhenAlmostAllIsFree) { EXPECT_FALSE(AskAgain(138, 5)); }
+
+TEST_F(Returning, IsAwaitedUntilAlmostAllIsFree) {
+  EXPECT_TRUE(AskAgain(12, 5));
+  EXPECT_TRUE(AskAgain(12, 6.9));
+  EXPECT_TRUE(AskAgain(60, 7.1));  // once it grows it has as long again
+  EXPECT_TRUE(AskAgain(60, 9));
+  EXPECT_FALSE(AskAgain(139, 9.1));
+}
+
+TEST_F(Returning, IsNotAwaitedFromWhoeverKeepsIt) {
+  EXPECT_TRUE(AskAgain(12, 5));
+  EXPECT_TRUE(AskAgain(12, 6.9));
+  EXPECT_FALSE(AskAgain(12, 7.1));
+}
+
+TEST_F(Returning, IsAwaitedWithABound) {
+  uint64_t free_gib = 1;
+  for (double seconds = 5; seconds < 20; ++seconds) EXPECT_TRUE(AskAgain(++free_gib, seconds));
+  EXPECT_FALSE(AskAgain(++free_gib, 20));
+}
+
 }  // namespace
 }  // namespace layercake::cli

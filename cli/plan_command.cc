@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/status_macros.h"
+#include "cli/chain_flags.h"
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/model_path.h"
@@ -94,31 +95,14 @@ int Plan(const PlanFlags& flags, const Environment& environment) {
   return kExitOk;
 }
 
-void AddChainFlags(FlagTable& table, PlanFlags* flags) {
-  coordinator::CoordinatorProcessOptions* chain = &flags->chain;
+void AddDeviceFlags(FlagTable& table, PlanFlags* flags) {
   table.OptionalInteger("--stages", &flags->stages, 1, 1024, "Stages (default 1)");
-  table.Text("--layers", &chain->layers,
-             "Layers of each stage, as in 0-9,10-29 (default: balanced by bytes)");
   table.List("--cards", &flags->cards,
              "Card of each stage, or one for all, by its data sheet (dense f16): h200 141 GB, "
              "4800 GB/s, 989 TFLOP/s; l40s 48, 864, 362; 4090 24, 1008, 165; 3090 24, 936, 71; "
              "a30 24, 933, 165");
   table.NumberList("--memory", &flags->memory_gib, 0.001, 1 << 20,
                    "Memory of each stage's device in GiB, or one for all; nine tenths are used");
-  table.Integer("--context", &chain->context_tokens, 0, 1 << 24,
-                "Tokens of one sequence, prompt and answer (default: the model's, at most 4096)");
-  table.Choice("--kv-type", &chain->kv_type, KvCacheTypeNames(),
-               "Type of the KV cache (default f16)");
-  table.Integer("--kv-blocks", &chain->kv_blocks, 0, 1 << 24,
-                "Blocks of the KV cache (default: what fits the memory)");
-  table.Integer("--max-sequences", &chain->max_sequences, 1, 4096,
-                "Sequences running at once (default 64)");
-  table.Integer("--max-rows", &chain->max_rows, 0, 4096,
-                "Rows of one micro-batch (default: 2048 where the memory is known, else 256)");
-  table.Integer("--prefill-rows", &chain->prefill_rows, 0, 4096,
-                "Prompt rows of one micro-batch (default: all)");
-  table.Integer("--max-in-flight", &chain->max_in_flight, 0, 1020,
-                "Micro-batches in flight, at most (default: stages + 1)");
 }
 
 void AddSimulationFlags(FlagTable& table, PlanFlags* flags) {
@@ -161,7 +145,8 @@ void AddPlanCommand(Program& program, const Environment& environment) {
       [flags, &environment] { return Plan(*flags, environment); });
   table.Positional("MODEL", &flags->chain.model_path, true,
                    "A GGUF file, a folder with one, or hf:user/repo[:quant]");
-  AddChainFlags(table, flags.get());
+  AddDeviceFlags(table, flags.get());
+  AddCutFlags(table, &flags->chain);
   AddSimulationFlags(table, flags.get());
   table.Switch("--json", &flags->json, "JSON lines: the plan, then a line for each policy");
 }

@@ -114,6 +114,12 @@ TEST_F(PlanCommandTest, SaysWhatEachStageHolds) {
   EXPECT_LE(plan["kv_blocks"].get<int64_t>() * plan["kv_block_tokens"].get<int64_t>(), first);
 }
 
+TEST_F(PlanCommandTest, FillsWhatTheCacheMayTakeOfTheLargestStage) {
+  ASSERT_EQ(Plan({model_, "--layers", "0-4,5-7", "--kv-memory", "1M", "--json"}), kExitOk) << err_;
+  // A block of 16 tokens takes 5 * 2 * 2 * 32 * 16 bytes on the first stage.
+  EXPECT_EQ(Lines()[0]["kv_blocks"], 102);
+}
+
 TEST_F(PlanCommandTest, EndsWithItsOwnCodeWhereTheModelDoesNotFit) {
   EXPECT_EQ(Plan({model_, "--memory", "0.1"}), kExitDoesNotFit);
   EXPECT_THAT(err_, HasSubstr("smaller --context"));
@@ -129,6 +135,9 @@ TEST_F(PlanCommandTest, NamesWhatIsWrongAndWhatToDo) {
       {{"--layers", "0-3,5-7"}, "0-3,5-7"},
       {{"--stages", "3", "--layers", "0-3,4-7"}, "--stages"},
       {{"--context", "1024"}, "trained for 512"},
+      {{"--kv-memory", "100K"}, "--kv-memory makes 6 blocks: one context of 512"},
+      {{"--kv-memory", "100"}, "one block of the KV cache takes 16384"},
+      {{"--kv-memory", "1M", "--kv-blocks", "64"}, "give one of them"},
       {{"--cards", "h100"}, "h200, l40s, 4090, 3090, a30"},
       {{"--stages", "3", "--memory", "8,9"}, "--memory gives 2 values for 3 stages"},
       {{"--memory", "-1"}, "--memory: '-1'"},

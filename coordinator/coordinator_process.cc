@@ -38,6 +38,7 @@ class Process final : public CoordinatorProcess {
     LC_ASSIGN_OR_RETURN(servers_, GrpcServers::Start(options_.server, inference_, control_));
     for (const std::string& warning : servers_->warnings()) spdlog::warn("{}", warning);
     LC_ASSIGN_OR_RETURN(model_, OpenServedModel(options_));
+    for (const std::string& warning : model_->warnings) spdlog::warn("{}", warning);
     LC_ASSIGN_OR_RETURN(loop_, base::EventLoop::Create(clock_));
     engine_ = std::make_unique<EngineImpl>(
         MakeEngineOptions(options_, *model_, base::EntropySeed() >> 1), *model_->tokenizer, clock_,

@@ -30,14 +30,18 @@ struct CoordinatorProcessOptions {
   int max_in_flight = 0;  // micro-batches, at most; 0: one more than stages
   // Plan a stream's next row before its token is here, where every worker can (scheduler.h).
   bool run_ahead = true;
-  // 0: what fits beside the weights where stage_memory_bytes says how much there is, else enough
-  // for four full contexts and at least max_sequences blocks.
+  // 0: what kv_memory_bytes says; without it what fits beside the weights where stage_memory_bytes
+  // says how much there is, else enough for four full contexts and at least max_sequences blocks.
   int kv_blocks = 0;
+  // Of each stage's device, at most; the stage with the most layers decides. 0: nothing is said.
+  uint64_t kv_memory_bytes = 0;
   // Host memory of each stage for the KV blocks of sequences that give way; 0: they are computed
   // again.
   uint64_t kv_host_memory_bytes = 0;
   // Of each stage, bytes free for it on its device; 0 or missing: unknown.
   std::vector<uint64_t> stage_memory_bytes;
+  // What these devices have in all, likewise shared out: for messages. 0 or missing: unknown.
+  std::vector<uint64_t> stage_device_bytes;
   int max_output_tokens = 0;  // the operator's ceiling for one request; 0: none
   absl::Duration worker_wait = absl::Seconds(120);  // for all workers to dial in
   absl::Duration load_silence = absl::Seconds(30);  // a loading stage that makes no progress

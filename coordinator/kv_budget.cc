@@ -32,6 +32,8 @@ uint64_t BuffersOf(const model::ModelConfig& config, uint64_t max_rows, bool las
   return sizeof(float) * (max_rows * row + logits);
 }
 
+uint64_t At(absl::Span<const uint64_t> bytes, size_t s) { return s < bytes.size() ? bytes[s] : 0; }
+
 double GiB(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 }  // namespace
@@ -81,18 +83,54 @@ std::string DescribeMemory(const StageMemory& memory) {
                          GiB(memory.buffers), GiB(memory.backend));
 }
 
-absl::Status CheckMemory(absl::Span<const StageMemory> promised,
-                         absl::Span<const uint64_t> stage_memory_bytes) {
-  for (size_t s = 0; s < std::min(promised.size(), stage_memory_bytes.size()); ++s) {
-    const uint64_t there = stage_memory_bytes[s];
+absl::Status CheckMemory(absl::Span<const StageMemory> promised, const StageDevices& devices) {
+  for (size_t s = 0; s < promised.size(); ++s) {
+    const uint64_t there = At(devices.free_bytes, s);
     if (there == 0 || promised[s].total() <= there) continue;
+    const uint64_t total = At(devices.total_bytes, s);
+    const std::string of_total = total > there ? absl::StrFormat(" (of %.1f; others hold %.1f)",
+                                                                 GiB(total), GiB(total - there))
+                                               : "";
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "stage %d would take %s of its device, which has %.1f GiB free for it; use more stages, a "
-        "smaller --context, --max-rows or --kv-blocks, --kv-type q8_0, or end what else runs on "
-        "the device (nvidia-smi)",
-        s, DescribeMemory(promised[s]), GiB(there)));
+        "stage %d would take %s of its device, which has %.1f GiB free for it%s; use more stages, "
+        "a smaller --context, --max-rows, --kv-memory or --kv-blocks, --kv-type q8_0, or end what "
+        "else runs on the device (nvidia-smi)",
+        s, DescribeMemory(promised[s]), GiB(there), of_total));
   }
   return absl::OkStatus();
+}
+
+bool MuchIsTaken(uint64_t free_bytes, uint64_t total_bytes) {
+  constexpr uint64_t kLittle = uint64_t{2} << 30;  // a desktop
+  return total_bytes > free_bytes && total_bytes - free_bytes > std::max(total_bytes / 10, kLittle);
+}
+
+std::vector<std::string> TakenDeviceWarnings(absl::Span<const StageMemory> promised,
+                                             const StageDevices& devices) {
+  std::vector<std::string> warnings;
+  for (size_t s = 0; s < promised.size(); ++s) {
+    const uint64_t there = At(devices.free_bytes, s);
+    const uint64_t total = At(devices.total_bytes, s);
+    if (there == 0 || !MuchIsTaken(there, total)) continue;
+    warnings.push_back(absl::StrFormat(
+        "stage %d: of the %.1f GiB that its device has for it, %.1f GiB are free and other "
+        "processes hold %.1f (nvidia-smi names them); it takes %s of what is free",
+        s, GiB(total), GiB(there), GiB(total - there), DescribeMemory(promised[s])));
+  }
+  return warnings;
+}
+
+std::optional<std::string> SmallCacheWarning(int blocks, int blocks_per_context, int block_tokens,
+                                             int max_sequences) {
+  constexpr int kEnough = 4;
+  const int wanted = std::min(kEnough, max_sequences);
+  if (blocks >= int64_t{wanted} * blocks_per_context) return std::nullopt;
+  return absl::StrFormat(
+      "the KV cache has room for %.1f full contexts of %d tokens, and %d sequences may run at once "
+      "(--max-sequences): longer ones will give way to each other; free memory on the devices, "
+      "use more stages, a smaller --context, or --kv-type q8_0",
+      static_cast<double>(blocks) / blocks_per_context, blocks_per_context * block_tokens,
+      max_sequences);
 }
 
 }  // namespace layercake::coordinator

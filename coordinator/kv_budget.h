@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -47,9 +48,26 @@ std::optional<int> KvBlocksThatFit(const model::ModelConfig& config,
 // For people: "27.9 GiB (weights 18.9, KV cache 7.1, buffers 0.4, CUDA 1.5)".
 std::string DescribeMemory(const StageMemory& memory);
 
+// What the devices of the stages hold and have free; 0, or shorter than the chain: unknown.
+struct StageDevices {
+  absl::Span<const uint64_t> free_bytes;   // stage_memory_bytes of KvBudget
+  absl::Span<const uint64_t> total_bytes;  // the stage's share of the whole device
+};
+
 // ResourceExhausted when a stage takes more than its device has for it, with the numbers and the
-// flags that help. stage_memory_bytes: as in KvBudget.
-absl::Status CheckMemory(absl::Span<const StageMemory> promised,
-                         absl::Span<const uint64_t> stage_memory_bytes);
+// flags that help.
+absl::Status CheckMemory(absl::Span<const StageMemory> promised, const StageDevices& devices);
+
+// Others hold so much of a device that somebody should hear of it: a tenth and 2 GiB.
+bool MuchIsTaken(uint64_t free_bytes, uint64_t total_bytes);
+
+// A line for each stage on such a device: what it has, what others hold, what the stage takes.
+std::vector<std::string> TakenDeviceWarnings(absl::Span<const StageMemory> promised,
+                                             const StageDevices& devices);
+
+// Of a cache whose size was chosen by what is free: nullopt when it has room for four contexts, or
+// for as many as may run where that is less; else for how many, and what to do.
+std::optional<std::string> SmallCacheWarning(int blocks, int blocks_per_context, int block_tokens,
+                                             int max_sequences);
 
 }  // namespace layercake::coordinator

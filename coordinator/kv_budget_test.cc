@@ -107,16 +107,58 @@ TEST(KvBudget, RefusesMoreThanADeviceHasWithNumbersAndTheWayOut) {
   StageMemory larger = fits;
   larger.kv = 9 * kGiB;
   const std::vector<StageMemory> promised = {fits, larger};
-  EXPECT_TRUE(CheckMemory(promised, std::vector<uint64_t>{16 * kGiB, 21 * kGiB}).ok());
-  EXPECT_TRUE(CheckMemory(promised, std::vector<uint64_t>{16 * kGiB, 0}).ok());
-  EXPECT_TRUE(CheckMemory(promised, {}).ok());
-  const absl::Status status =
-      CheckMemory(promised, std::vector<uint64_t>{16 * kGiB, 20 * kGiB + kGiB / 2});
+  const auto check = [&](const std::vector<uint64_t>& free_bytes,
+                         const std::vector<uint64_t>& total_bytes = {}) {
+    return CheckMemory(promised, {.free_bytes = free_bytes, .total_bytes = total_bytes});
+  };
+  EXPECT_TRUE(check({16 * kGiB, 21 * kGiB}).ok());
+  EXPECT_TRUE(check({16 * kGiB, 0}).ok());
+  EXPECT_TRUE(check({}).ok());
+  const absl::Status status = check({16 * kGiB, 20 * kGiB + kGiB / 2});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   for (const char* part : {"stage 1 ", "21.0 GiB", "weights 10.0", "KV cache 9.0", "buffers 1.0",
                            "CUDA 1.0", "20.5 GiB free", "--context", "--kv-blocks", "--max-rows",
-                           "--kv-type q8_0", "more stages"}) {
+                           "--kv-memory", "--kv-type q8_0", "more stages"}) {
     EXPECT_THAT(status.message(), testing::HasSubstr(part));
+  }
+  EXPECT_THAT(check({16 * kGiB, 12 * kGiB}, {24 * kGiB, 140 * kGiB}).message(),
+              testing::HasSubstr("12.0 GiB free for it (of 140.0; others hold 128.0)"));
+}
+
+TEST(KvBudget, WarnsOfADeviceThatOthersHoldMuchOf) {
+  const std::vector<StageMemory> promised(
+      3, {.weights = 8 * kGiB, .kv = kGiB, .buffers = kGiB, .backend = kGiB});
+  // One that others hold most of, one with a desktop, one that is not known.
+  const std::vector<uint64_t> free_bytes = {12 * kGiB, 22 * kGiB + kGiB / 2, 0};
+  const std::vector<uint64_t> total_bytes = {140 * kGiB, 24 * kGiB, 24 * kGiB};
+  const std::vector<std::string> warnings =
+      TakenDeviceWarnings(promised, {.free_bytes = free_bytes, .total_bytes = total_bytes});
+  ASSERT_EQ(warnings.size(), 1u);
+  for (const char* part : {"stage 0:", "140.0 GiB", "12.0 GiB are free", "hold 128.0", "nvidia-smi",
+                           "11.0 GiB (weights 8.0, KV cache 1.0"}) {
+    EXPECT_THAT(warnings.front(), testing::HasSubstr(part));
+  }
+  EXPECT_THAT(TakenDeviceWarnings(promised, {.free_bytes = free_bytes, .total_bytes = {}}),
+              testing::IsEmpty());
+}
+
+TEST(KvBudget, TakesATenthAndADesktopForNothing) {
+  EXPECT_FALSE(MuchIsTaken(8 * kGiB, 8 * kGiB));
+  EXPECT_FALSE(MuchIsTaken(6 * kGiB, 8 * kGiB));
+  EXPECT_TRUE(MuchIsTaken(6 * kGiB - 1, 8 * kGiB));
+  EXPECT_FALSE(MuchIsTaken(127 * kGiB, 140 * kGiB));
+  EXPECT_TRUE(MuchIsTaken(125 * kGiB, 140 * kGiB));
+  EXPECT_FALSE(MuchIsTaken(9 * kGiB, 8 * kGiB));
+}
+
+TEST(KvBudget, WarnsOfACacheForFewContexts) {
+  EXPECT_FALSE(SmallCacheWarning(/*blocks=*/1024, 256, 16, /*max_sequences=*/64).has_value());
+  EXPECT_FALSE(SmallCacheWarning(/*blocks=*/256, 256, 16, /*max_sequences=*/1).has_value());
+  const auto warning = SmallCacheWarning(/*blocks=*/1023, 512, 16, /*max_sequences=*/64);
+  ASSERT_TRUE(warning.has_value());
+  for (const char* part : {"2.0 full contexts of 8192 tokens", "64 sequences", "--max-sequences",
+                           "--context", "--kv-type q8_0", "more stages"}) {
+    EXPECT_THAT(*warning, testing::HasSubstr(part));
   }
 }
 

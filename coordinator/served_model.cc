@@ -78,28 +78,58 @@ int RowsOfMicroBatch(const CoordinatorProcessOptions& options) {
   return known ? kRowsOnGpus : kRowsOnCpus;
 }
 
-// Blocks of host memory that every stage has room for, at most `most`.
-absl::StatusOr<int> HostKvBlocks(const CoordinatorProcessOptions& options,
-                                 const model::ModelConfig& config, const ChainPlan& plan,
-                                 int64_t most) {
-  if (options.kv_host_memory_bytes == 0) return 0;
+// Blocks that every stage has room for in `memory_bytes` of its own, at most `most`.
+absl::StatusOr<int> KvBlocksIn(absl::string_view flag, uint64_t memory_bytes,
+                               const model::ModelConfig& config, const ChainPlan& plan,
+                               int64_t most) {
   uint64_t largest = 0;
   for (const model::LayerRange& layers : plan.stages) {
     largest = std::max(largest, KvBlockBytes(config, layers, plan.kv_block_tokens,
                                              KvHeadBytes(plan.kv_type, config.head_dim)));
   }
-  const uint64_t blocks = options.kv_host_memory_bytes / std::max<uint64_t>(largest, 1);
+  const uint64_t blocks = memory_bytes / std::max<uint64_t>(largest, 1);
   if (blocks == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--kv-host-memory ", options.kv_host_memory_bytes,
-                     " bytes: one block of the KV cache takes ", largest, " on the largest stage"));
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, " ", memory_bytes,
+                                                   " bytes: one block of the KV cache takes ",
+                                                   largest, " on the largest stage"));
   }
   return static_cast<int>(std::min(blocks, static_cast<uint64_t>(most)));
 }
 
+// Blocks of the devices: as many as was asked for, or as fit, or enough for a few contexts.
+absl::StatusOr<int> DeviceKvBlocks(const CoordinatorProcessOptions& options,
+                                   const model::ModelConfig& config,
+                                   const model::WeightBytes& bytes, const ChainPlan& plan,
+                                   const KvBudget& budget, int per_context) {
+  if (options.kv_blocks > 0 && options.kv_memory_bytes > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--kv-blocks ", options.kv_blocks,
+                                                   " and --kv-memory ", options.kv_memory_bytes,
+                                                   " both size the KV cache; give one of them"));
+  }
+  if (options.kv_blocks > 0) return options.kv_blocks;
+  if (options.kv_memory_bytes > 0) {
+    return KvBlocksIn("kv-memory", options.kv_memory_bytes, config, plan, budget.most);
+  }
+  const std::optional<int> fitting = KvBlocksThatFit(config, bytes, plan.stages, budget);
+  if (fitting.has_value()) return std::max(*fitting, per_context);
+  return std::max(4 * per_context, options.max_sequences);
+}
+
+void WarnOfMemory(const CoordinatorProcessOptions& options, const StageDevices& devices,
+                  int per_context, ServedModel& served) {
+  const ChainPlan& plan = served.plan;
+  served.warnings = TakenDeviceWarnings(plan.memory, devices);
+  if (options.kv_blocks > 0 || options.kv_memory_bytes > 0) return;  // somebody's own choice
+  const std::optional<std::string> small =
+      SmallCacheWarning(plan.kv_blocks, per_context, plan.kv_block_tokens, options.max_sequences);
+  if (small.has_value()) served.warnings.push_back(*small);
+}
+
 // Tokens, rows and blocks of the plan; the layers are cut already.
-absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::ModelConfig& config,
-                        const model::WeightBytes& bytes, ChainPlan& plan) {
+absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::WeightBytes& bytes,
+                        ServedModel& served) {
+  const model::ModelConfig& config = served.config;
+  ChainPlan& plan = served.plan;
   const int trained = static_cast<int>(config.context_length);
   plan.context_tokens =
       options.context_tokens > 0 ? options.context_tokens : std::min(trained, kDefaultContext);
@@ -116,27 +146,29 @@ absl::Status PlanMemory(const CoordinatorProcessOptions& options, const model::M
                            .head_bytes = KvHeadBytes(plan.kv_type, config.head_dim),
                            .max_rows = plan.max_rows,
                            .most = static_cast<int>(most)};
-  const std::optional<int> fitting = KvBlocksThatFit(config, bytes, plan.stages, budget);
-  if (options.kv_blocks > 0) {
-    plan.kv_blocks = options.kv_blocks;
-  } else if (fitting.has_value()) {
-    plan.kv_blocks = std::max(*fitting, per_context);
-  } else {
-    plan.kv_blocks = std::max(4 * per_context, options.max_sequences);
-  }
+  LC_ASSIGN_OR_RETURN(plan.kv_blocks,
+                      DeviceKvBlocks(options, config, bytes, plan, budget, per_context));
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const bool known = s < options.stage_memory_bytes.size() && options.stage_memory_bytes[s] > 0;
     plan.memory.push_back(
         known ? PromisedMemory(config, bytes, plan.stages, s, budget, plan.kv_blocks)
               : StageMemory{});
   }
-  LC_RETURN_IF_ERROR(CheckMemory(plan.memory, options.stage_memory_bytes));
+  const StageDevices devices = {.free_bytes = options.stage_memory_bytes,
+                                .total_bytes = options.stage_device_bytes};
+  LC_RETURN_IF_ERROR(CheckMemory(plan.memory, devices));
   if (plan.kv_blocks < per_context) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--kv-blocks ", plan.kv_blocks, ": one context of ", plan.context_tokens,
-                     " tokens needs ", per_context, " blocks of ", plan.kv_block_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.kv_memory_bytes > 0 ? "--kv-memory makes " : "--kv-blocks ", plan.kv_blocks,
+        options.kv_memory_bytes > 0 ? " blocks" : "", ": one context of ", plan.context_tokens,
+        " tokens needs ", per_context, " blocks of ", plan.kv_block_tokens));
   }
-  LC_ASSIGN_OR_RETURN(plan.host_kv_blocks, HostKvBlocks(options, config, plan, most));
+  WarnOfMemory(options, devices, per_context, served);
+  if (options.kv_host_memory_bytes > 0) {
+    LC_ASSIGN_OR_RETURN(
+        plan.host_kv_blocks,
+        KvBlocksIn("kv-host-memory", options.kv_host_memory_bytes, config, plan, most));
+  }
   plan.max_sequences = options.max_sequences;
   const int computed = MicroBatches(options);
   plan.ring =
@@ -178,7 +210,7 @@ absl::StatusOr<std::unique_ptr<ServedModel>> OpenServedModel(
   ChainPlan& plan = served->plan;
   LC_ASSIGN_OR_RETURN(plan.stages, CutLayers(options, served->config, bytes));
   LC_ASSIGN_OR_RETURN(plan.kv_type, ParseKvCacheType(options.kv_type));
-  LC_RETURN_IF_ERROR(PlanMemory(options, served->config, bytes, plan));
+  LC_RETURN_IF_ERROR(PlanMemory(options, bytes, *served));
   plan.model_path = options.model_path;
   plan.model_fingerprint = served->files->fingerprint();
   plan.transport = options.transport;

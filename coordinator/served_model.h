@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "coordinator/chain_plan.h"
@@ -27,6 +28,7 @@ struct ServedModel {
   std::optional<model::ChatTemplate> chat_template;
   ChainPlan plan;
   uint64_t weight_bytes = 0;
+  std::vector<std::string> warnings;  // of the plan; for the log of whoever serves it
 };
 
 // Errors name the file, the value and the option to change.
