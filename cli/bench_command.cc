@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/status_macros.h"
+#include "cli/bench_loads.h"
 #include "cli/bench_stages.h"
 #include "cli/chain_flags.h"
 #include "cli/chain_session.h"
@@ -31,6 +32,8 @@
 
 namespace layercake::cli {
 namespace {
+
+constexpr int kWarmUpTokens = 4;  // --ntg is at least that
 
 struct BenchFlags {
   std::string model;
@@ -101,8 +104,36 @@ absl::StatusOr<std::vector<Stream>> RunStreams(std::vector<v1::GenerateRequest>&
   return streams;
 }
 
+// Asks for the server's load now and then, on a thread of its own.
+class LoadWatch {
+ public:
+  explicit LoadWatch(InferenceClient& client)
+      : thread_([this, &client](const std::stop_token& stop) {
+          const base::SystemClock clock;
+          // Asked after the pause: short measurements are left alone.
+          while (Pause(clock, kAskEvery).ok() && !stop.stop_requested()) {
+            const absl::StatusOr<v1::GetLoadsResponse> loads = client.GetLoads();
+            if (!loads.ok()) return;  // what ails the server ends the streams too
+            peak_.Note(*loads);
+          }
+        }) {}
+
+  // Ends the watch.
+  const LoadPeak& Peak() {
+    thread_.request_stop();
+    if (thread_.joinable()) thread_.join();
+    return peak_;
+  }
+
+ private:
+  static constexpr absl::Duration kAskEvery = absl::Milliseconds(100);
+  LoadPeak peak_;  // the thread's until it has ended
+  std::jthread thread_;
+};
+
 // From the last first token to the first last one: all streams write.
-absl::Status SummariseDecode(const std::vector<Stream>& streams, Figures& figures) {
+absl::Status SummariseDecode(const std::vector<Stream>& streams, const LoadPeak& peak,
+                             Figures& figures) {
   base::Instant began = streams.front().arrivals.front().when;
   base::Instant ended = streams.front().arrivals.back().when;
   for (const Stream& stream : streams) {
@@ -110,10 +141,7 @@ absl::Status SummariseDecode(const std::vector<Stream>& streams, Figures& figure
     ended = std::min(ended, stream.arrivals.back().when);
   }
   if (began >= ended) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("of ", streams.size(),
-                     " streams the first had ended before the last began; "
-                     "measure fewer (--npl) or longer answers (--ntg)"));
+    return absl::FailedPreconditionError(WhyNotTogether(static_cast<int>(streams.size()), peak));
   }
   int tokens = 0;
   for (const Stream& stream : streams) {
@@ -166,11 +194,12 @@ absl::StatusOr<Figures> Measure(const BenchFlags& flags, int stream_count, int v
       static_cast<double>(stream_count) * flags.npp / figures.prefill_seconds;
   LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse before, FreshStatus(client, clock));
   const base::Instant asked = clock.Now();
+  LoadWatch watch(client);
   LC_ASSIGN_OR_RETURN(const std::vector<Stream> answers,
                       RunStreams(requests, flags.ntg, client, clock));
   const double seconds = absl::ToDoubleSeconds(clock.Now() - asked);
   LC_ASSIGN_OR_RETURN(const v1::GetStatusResponse after, FreshStatus(client, clock));
-  LC_RETURN_IF_ERROR(SummariseDecode(answers, figures));
+  LC_RETURN_IF_ERROR(SummariseDecode(answers, watch.Peak(), figures));
   figures.stages = StageFiguresBetween(before, after, seconds);
   return figures;
 }
@@ -227,12 +256,11 @@ absl::Status MeasureAll(const BenchFlags& flags, InferenceClient& client) {
   if (model.vocabulary_size() <= 0) {
     return absl::FailedPreconditionError("the server does not say how large its vocabulary is");
   }
-  // Memory is touched and threads are started by the first request.
-  BenchFlags warm_up = flags;
-  warm_up.ntg = std::min(flags.ntg, 4);
   // Prompts of their own in every run: a server that goes on may still hold those of the last.
   base::SeededRandom random(base::EntropySeed());
-  LC_RETURN_IF_ERROR(Measure(warm_up, 1, model.vocabulary_size(), client, random).status());
+  // Memory is touched and threads are started by the first request. How it went does not count.
+  std::vector<v1::GenerateRequest> warm_up = {MakeRequest(flags, model.vocabulary_size(), random)};
+  LC_RETURN_IF_ERROR(RunStreams(warm_up, kWarmUpTokens, client, base::SystemClock()).status());
   (flags.jsonl ? std::cerr : std::cout)
       << model.name() << ", prompts of " << flags.npp << " tokens, answers of " << flags.ntg
       << "; tokens/s over all streams\n"

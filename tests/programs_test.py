@@ -427,6 +427,15 @@ class Bench(unittest.TestCase):
             self.assertEqual(len(line["busy"]), 2)
         self.assertIn("decode/s", result.stderr)
 
+    def test_says_why_streams_could_not_run_together(self):
+        arguments = ("bench", MODEL, "--npp", "64", "--ntg", "64", "--npl", "64", "--context", "128")
+        small = layercake(*arguments, "--kv-blocks", "8")
+        self.assertEqual(small.returncode, 1, small.stderr)
+        self.assertRegex(small.stderr, r"\d+ requests waited while \d+ ran.*--kv-memory")
+        few = layercake(*arguments, "--max-sequences", "2")
+        self.assertEqual(few.returncode, 1, few.stderr)
+        self.assertRegex(few.stderr, r"\d+ requests waited while 2 ran.*--max-sequences")
+
 
 SKIPPED = 77  # tests/CMakeLists.txt: SKIP_RETURN_CODE
 
