@@ -5,7 +5,8 @@
 #   tests/gpu/pack.sh BUILD FOLDER
 #
 # BUILD: a build folder with CUDA, LAYERCAKE_TESTS and LAYERCAKE_BENCHMARKS, all of it built.
-# There: FOLDER/check.sh (tests), FOLDER/measure.sh and two_gpus.sh (tables) with FOLDER/bin.
+# There: FOLDER/check.sh (tests), FOLDER/measure.sh and two_gpus.sh (tables) with FOLDER/bin. A test
+# or benchmark that is started by hand finds its libraries with LD_LIBRARY_PATH=FOLDER/lib.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=$1 folder=$2
