@@ -172,7 +172,8 @@ void Sampler::ReportLogprobs(absl::Span<const float> logits, float max, int32_t 
   if (top_logprobs == 0) return;
   candidates_.clear();
   for (size_t t = 0; t < logits.size(); ++t) {
-    candidates_.push_back({logits[t], static_cast<int32_t>(t)});
+    // What cannot come is no alternative.
+    if (logits[t] != kMinusInfinity) candidates_.push_back({logits[t], static_cast<int32_t>(t)});
   }
   const size_t count = std::min(static_cast<size_t>(top_logprobs), candidates_.size());
   SortBest(count);

@@ -260,5 +260,17 @@ TEST(Sampler, ReportsRawLogProbabilities) {
   EXPECT_EQ(SampleOnce(logits, request).logprob, 0);
 }
 
+TEST(Sampler, ReportsNoAlternativeThatCannotCome) {
+  std::vector<float> logits(50, -kInfinity);
+  logits[7] = 1;
+  logits[33] = 2;
+  SampleRequest request;
+  request.top_logprobs = 5;
+  const SampleResult result = SampleOnce(logits, request);
+  ASSERT_EQ(result.top.size(), 2u);
+  EXPECT_EQ(result.top[0].token, 33);
+  EXPECT_EQ(result.top[1].token, 7);
+}
+
 }  // namespace
 }  // namespace layercake::kernels

@@ -154,6 +154,7 @@ absl::Status CudaOps::Prepare(const StepLimits& limits) {
   LC_RETURN_IF_ERROR(device_.MakeCurrent());
   LC_ASSIGN_OR_RETURN(const uint64_t before, device_.FreeBytes());
   LC_RETURN_IF_ERROR(CudaStatus(PrepareAttention(context_), "prepare the attention kernels"));
+  LC_RETURN_IF_ERROR(CudaStatus(PrepareSampling(context_), "prepare the sampling kernels"));
   LC_RETURN_IF_ERROR(PrepareOperands(limits));
   LC_RETURN_IF_ERROR(PrepareScratch(limits));
   LC_ASSIGN_OR_RETURN(block_, StepBlock::Create(context_, StepBlockBytes(limits)));

@@ -1,4 +1,6 @@
-// The sampling rule of kernels/sampling.h on the device: one block per row of logits.
+// The sampling rule of kernels/sampling.h on the device. A cluster of eight blocks takes a row,
+// each with a slice of it in shared memory; where there are no clusters, or a slice is too large,
+// one block works on the row where it lies.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ struct SampleJob {
   uint64_t seed;
   uint64_t position;
   const DeviceSeenToken* seen;
-  float* seen_raw;          // (seen_count): scratch, the logits before penalties
+  float* seen_raw;          // (seen_count): scratch, for the logits before penalties
   const uint32_t* allowed;  // null: all
   int32_t seen_count;       // 0 without penalties
   int32_t logits_row;
@@ -33,7 +35,7 @@ struct SampleJob {
   float frequency_penalty;
 };
 
-struct SampleOutcome {
+struct alignas(16) SampleOutcome {
   int32_t token;
   int32_t non_finite;
   float logprob;
@@ -42,8 +44,13 @@ struct SampleOutcome {
   float top_logprob[kOutcomeLogprobs];
 };
 
-// outcomes[i] from jobs[i]; no two jobs have one row. Penalties are applied in place and taken
-// back. `greedy`: every job has temperature 0, no penalty, no mask and no log-probability.
+// Once per device, before the first launch: lets the kernels use its shared memory.
+cudaError_t PrepareSampling(const Context& context);
+
+// outcomes[i] from jobs[i]; no two jobs have one row. `outcomes` may be host memory that the device
+// writes to; of top_* the first top_count are written. One block alone applies penalties in place
+// and takes them back. `greedy`: every job has temperature 0, no penalty, no mask and no
+// log-probability.
 cudaError_t LaunchSample(const Context& context, float* logits, int64_t vocabulary,
                          const SampleJob* jobs, int count, bool greedy, SampleOutcome* outcomes);
 

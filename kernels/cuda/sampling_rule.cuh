@@ -41,10 +41,21 @@ __device__ inline double GumbelFromBits(uint32_t bits) {
   return -log(-log(u));
 }
 
-// At least GumbelFromBits(bits).
+// At least GumbelFromBits(bits), without a logarithm: with u = (bits + 0.5) / 2^32,
+// -log(u) >= 1 - u >= 2^-(z + 1), where z is the number of leading ones of bits.
 __device__ inline float GumbelBound(uint32_t bits) {
   return static_cast<float>(__clz(static_cast<int>(~bits)) + 1) * 0.6931472f + 1e-5f;
 }
+
+// GumbelFromBits(bits) within 1e-5. Where u is near 1, 1 - u keeps the bits that a float of u has
+// not.
+__device__ inline float GumbelNear(uint32_t bits) {
+  const bool upper = (bits & 0x80000000u) != 0;
+  const float part = (static_cast<float>(upper ? ~bits : bits) + 0.5f) * 0x1p-32f;
+  return -logf(upper ? -log1pf(-part) : -logf(part));
+}
+constexpr float kGumbelError = 1e-5f;
+constexpr float kMostGumbel = 23;  // -log(-log(1 - 2^-33)) is 22.9
 
 // Two roundings where the host has two: no fused multiply-add.
 __device__ inline float Penalized(float logit, int32_t output_count, const SampleJob& job) {

@@ -1,134 +1,97 @@
-// Finding the best tokens of a row without sorting it: a histogram, and a sort of one bin.
-//
-// Weights are exp((logit - max) / temperature) as integers in units of 2^-44, so that sums do not
-// depend on the order of additions.
+// Finding the best tokens of a row without sorting it: a histogram, and a sort of what lies before
+// its cut. Every function is called by all blocks of the team alike, and all get the same results.
 #pragma once
 
-#include "kernels/cuda/sampling_rule.cuh"
+#include "kernels/cuda/sampling_row.cuh"
 
 namespace layercake::kernels::cuda {
 
-constexpr int kSampleThreads = 1024;
-constexpr int kBins = kSampleThreads;  // one per thread where they are added up
-constexpr int kMaxSorted = 2048;
-constexpr float kBinsPerUnit = 32;  // of (max - logit) / temperature
-constexpr int kWeightBits = 44;
-constexpr double kWeightUnit = 0x1p44;
+constexpr int kMaxRanked = 256;  // keys sorted by counting those ahead of each
 
-struct SelectMemory {
-  uint32_t count[kBins];
-  uint32_t weight_low[kBins];
-  uint32_t weight_high[kBins];  // of 2^32 low ones
-  TokenKey keys[kMaxSorted];
-  unsigned long long scan[32];
-  uint32_t gathered;
-  // Results of one thread for all.
-  int cut_bin;
-  unsigned long long count_before;
-  unsigned long long weight_before;
-  unsigned long long count_through;
-  unsigned long long all_weight;
-  TokenKey low;
-  TokenKey high;
-};
-
-// A row as the selection sees it.
-struct RowView {
-  const float* logits;
-  const uint32_t* allowed;  // null: all
-  int32_t size;
-  float max;
-  float inverse_temperature;
-
-  __device__ float At(int32_t token) const {
-    if (allowed != nullptr && ((allowed[token / 32] >> (token % 32)) & 1u) == 0) return -INFINITY;
-    return logits[token];
-  }
-  __device__ int BinOf(float logit) const {
-    return static_cast<int>(
-        fminf((max - logit) * inverse_temperature * kBinsPerUnit, static_cast<float>(kBins - 1)));
-  }
-  // 0 below 2^-44. Exact bits of the float, shifted: no double has to be converted.
-  __device__ unsigned long long WeightOf(float logit) const {
-    const uint32_t bits = __float_as_uint(expf((logit - max) * inverse_temperature));
-    const int shift = static_cast<int>(bits >> 23) - 127 - 23 + kWeightBits;
-    const unsigned long long mantissa = (bits & 0x7fffffu) | 0x800000u;
-    if (shift >= 0) return mantissa << shift;
-    return shift > -24 ? mantissa >> -shift : 0;
-  }
-};
-
-// Calls f(logit, token) for all tokens. Loads go ahead in groups: one after the other they would
-// wait for memory each time.
-template <typename F>
-__device__ __forceinline__ void ForEachToken(const RowView& row, F f) {
-  constexpr int kAhead = 8;
-  for (int32_t first = static_cast<int32_t>(threadIdx.x); first < row.size;
-       first += kAhead * kSampleThreads) {
-    float logits[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int32_t t = first + i * kSampleThreads;
-      logits[i] = t < row.size ? row.At(t) : -INFINITY;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int32_t t = first + i * kSampleThreads;
-      if (t < row.size) f(logits[i], t);
-    }
-  }
-}
-
-// Inclusive sum over the block; every thread gets its own. `total`: of all.
-__device__ inline unsigned long long ScanBlock(unsigned long long value, SelectMemory& memory,
-                                               unsigned long long* total) {
+// Inclusive sums over the threads of the block. `all`: of all threads. The barriers as ReduceBlock.
+__device__ __forceinline__ Pair ScanBlock(Pair own, SampleMemory& memory, Pair* all) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const unsigned long long other = __shfl_up_sync(0xffffffffu, value, step);
-    if (lane >= step) value += other;
+    const Pair other = {__shfl_up_sync(0xffffffffu, own.first, step),
+                        __shfl_up_sync(0xffffffffu, own.second, step)};
+    if (lane >= step) own = SumOfBoth()(own, other);
   }
-  if (lane == 31) memory.scan[warp] = value;
+  if (lane == 31) memory.warp_pairs[warp] = own;
   __syncthreads();
-  if (warp == 0) {
-    unsigned long long sum = memory.scan[lane];
-    for (int step = 1; step < 32; step *= 2) {
-      const unsigned long long other = __shfl_up_sync(0xffffffffu, sum, step);
-      if (lane >= step) sum += other;
-    }
-    memory.scan[lane] = sum;
+  *all = {0, 0};
+  Pair before = {0, 0};
+  for (int w = 0; w < kSampleWarps; ++w) {
+    if (w == warp) before = *all;
+    *all = SumOfBoth()(*all, memory.warp_pairs[w]);
   }
-  __syncthreads();
-  if (warp > 0) value += memory.scan[warp - 1];
-  *total = memory.scan[31];
-  __syncthreads();
-  return value;
+  return SumOfBoth()(own, before);
 }
 
 // How far a selection goes: the first tokens whose number, or weight, reaches `value`.
 struct Target {
   bool by_weight;
-  unsigned long long value;
-  float share = 0;     // not 0: of all the weight there is, instead of `value`
-  bool weigh = false;  // add the weights up even when tokens are counted
+  Weight value;
 };
 
-__device__ inline unsigned long long Share(float top_p, unsigned long long weight) {
-  const double share = ceil(static_cast<double>(top_p) * static_cast<double>(weight));
-  return max(1ull, static_cast<unsigned long long>(share));
+__device__ __forceinline__ Weight WeightWanted(float top_p, Weight weight) {
+  const double share =
+      ceil(static_cast<double>(fmaxf(top_p, 1e-30f)) * static_cast<double>(weight));
+  return max(Weight{1}, static_cast<Weight>(share));
 }
 
-// Fills the histogram with the tokens for which bin_of gives a bin (not -1), and finds the bin
-// where the target is reached (the last one that holds tokens, when it is not).
-template <typename BinOf>
-__device__ void FindCutBin(const RowView& row, BinOf bin_of, const Target& target,
-                           SelectMemory& memory) {
-  const int tid = static_cast<int>(threadIdx.x);
-  const bool weigh = target.by_weight || target.weigh;
-  memory.count[tid] = 0;
-  memory.weight_low[tid] = 0;
-  memory.weight_high[tid] = 0;
+__device__ __forceinline__ void ClearHistogram(SampleMemory& memory) {
+  memory.count[threadIdx.x] = 0;
+  memory.weight_low[threadIdx.x] = 0;
+  memory.weight_high[threadIdx.x] = 0;
   __syncthreads();
+}
+
+// Adds the blocks' histograms up and finds the bin where the target is reached, or the last one
+// that holds tokens.
+template <int kBlocks>
+__device__ __forceinline__ Cut CutHistogram(const Target& target, SampleMemory& memory) {
+  using Team = BlockTeam<kBlocks>;
+  constexpr int kBinsOfBlock = kBins / kBlocks;
+  const int tid = static_cast<int>(threadIdx.x);
+  Team::Sync();
+  // A thread reads one bin of one block; the lanes that hold a bin's parts add them up, and each
+  // tells one block.
+  const int bin = Team::Rank() * kBinsOfBlock + tid / kBlocks;
+  const SampleMemory& peer = *Team::At(&memory, tid % kBlocks);
+  uint32_t count = peer.count[bin];
+  Weight weight = (static_cast<Weight>(peer.weight_high[bin]) << 32) + peer.weight_low[bin];
+#pragma unroll
+  for (int mask = kBlocks / 2; mask > 0; mask /= 2) {
+    count += __shfl_xor_sync(0xffffffffu, count, mask);
+    weight += __shfl_xor_sync(0xffffffffu, weight, mask);
+  }
+  SampleMemory& told = *Team::At(&memory, tid % kBlocks);
+  told.merged.count[bin] = count;
+  told.merged.weight[bin] = weight;
+  Team::Sync();
+  const Pair own = {memory.merged.count[tid], memory.merged.weight[tid]};
+  Pair all = {0, 0};
+  const Pair through = ScanBlock(own, memory, &all);
+  const Weight here = target.by_weight ? through.second : through.first;
+  const Weight before = here - (target.by_weight ? own.second : own.first);
+  const Weight most = target.by_weight ? all.second : all.first;
+  const bool reached = before < target.value && here >= target.value;
+  const bool last = most < target.value && own.first > 0 && through.first == all.first;
+  if (reached || last) {
+    memory.cut = {tid,           reached,   through.first - own.first, through.second - own.second,
+                  through.first, all.second};
+  }
+  __syncthreads();
+  return memory.cut;
+}
+
+// The cut among the tokens for which bin_of gives a bin (not -1).
+template <int kBlocks, typename BinOf>
+__device__ __forceinline__ Cut FindCut(const RowView& row, BinOf bin_of, const Target& target,
+                                       SampleMemory& memory) {
+  ClearHistogram(memory);
   uint32_t last_bin = 0;  // most tokens of a row are far behind: not one by one
   ForEachToken(row, [&](float logit, int32_t t) {
     if (logit == -INFINITY) return;
@@ -139,8 +102,8 @@ __device__ void FindCutBin(const RowView& row, BinOf bin_of, const Target& targe
     } else {
       atomicAdd(&memory.count[bin], 1u);
     }
-    if (!weigh) return;
-    const unsigned long long weight = row.WeightOf(logit);
+    if (!target.by_weight) return;
+    const Weight weight = row.WeightOf(logit);
     if (weight == 0) return;
     const auto low = static_cast<uint32_t>(weight);
     const uint32_t old = atomicAdd(&memory.weight_low[bin], low);
@@ -148,47 +111,111 @@ __device__ void FindCutBin(const RowView& row, BinOf bin_of, const Target& targe
     if (high != 0) atomicAdd(&memory.weight_high[bin], high);
   });
   if (last_bin != 0) atomicAdd(&memory.count[kBins - 1], last_bin);
+  return CutHistogram<kBlocks>(target, memory);
+}
+
+// Logits that hold the best tokens of the row, and few others.
+struct Range {
+  float max;
+  float scale;
+  float end;  // of (max - logit) * scale; infinity: everything
+
+  __device__ __forceinline__ bool Has(float logit) const {
+    return logit != -INFINITY && ((max - logit) * scale < end || end == INFINITY);
+  }
+};
+
+// A range with the row's best `wanted` tokens (all, when it has fewer). Instead of the tokens it
+// counts the largest of each thread: as many as are wanted lie in the range, so at least as many
+// tokens do, and few more, since the best tokens of a row seldom meet in one thread.
+template <int kBlocks>
+__device__ __forceinline__ Range RangeOfBest(const RowView& row, const Largest& largest, int wanted,
+                                             SampleMemory& memory) {
+  const float width = row.max - largest.lowest_of_threads;
+  const float scale = width > 0 ? fminf(static_cast<float>(kBins - 1) / width, 1e30f) : 0;
+  ClearHistogram(memory);
+  if (largest.of_thread != -INFINITY) {
+    const float place = (row.max - largest.of_thread) * scale;
+    // The comparison also catches what is no number.
+    const int bin = place < static_cast<float>(kBins - 1) ? static_cast<int>(place) : kBins - 1;
+    atomicAdd(&memory.count[bin], 1u);
+  }
+  const Cut cut = CutHistogram<kBlocks>({false, static_cast<Weight>(wanted)}, memory);
+  const bool everything = !cut.reached || cut.bin == kBins - 1;
+  return {row.max, scale, everything ? INFINITY : static_cast<float>(cut.bin + 1)};
+}
+
+// Stages the keys of the tokens that `wanted` names and adds up their weights and those of all,
+// when `weigh` says so. Counts are right even when there are more than can be staged.
+template <int kBlocks, typename Wanted>
+__device__ __forceinline__ Contribution Stage(const RowView& row, Wanted wanted, bool weigh,
+                                              SampleMemory& memory) {
+  using Team = BlockTeam<kBlocks>;
+  if (threadIdx.x == 0) memory.gathered = 0;
   __syncthreads();
-  const unsigned long long count = memory.count[tid];
-  const unsigned long long weight =
-      (static_cast<unsigned long long>(memory.weight_high[tid]) << 32) + memory.weight_low[tid];
-  unsigned long long all_count = 0;
-  unsigned long long all_weight = 0;
-  const unsigned long long counts = ScanBlock(count, memory, &all_count);
-  const unsigned long long weights = ScanBlock(weight, memory, &all_weight);
-  const unsigned long long here = target.by_weight ? weights : counts;
-  const unsigned long long before = target.by_weight ? weights - weight : counts - count;
-  const unsigned long long all = target.by_weight ? all_weight : all_count;
-  const unsigned long long wanted =
-      target.share != 0 ? Share(target.share, all_weight) : target.value;
-  const bool reached = before < wanted && here >= wanted;
-  const bool last = all < wanted && count > 0 && counts == all_count;
-  if (reached || last) {
-    memory.cut_bin = tid;
-    memory.count_before = counts - count;
-    memory.weight_before = weights - weight;
-    memory.count_through = counts;
-    memory.all_weight = all_weight;
+  Pair weights = {0, 0};
+  ForEachToken(row, [&](float logit, int32_t t) {
+    if (logit == -INFINITY) return;
+    const Weight weight = weigh ? row.WeightOf(logit) : 0;
+    weights.second += weight;
+    if (!wanted(logit, t)) return;
+    weights.first += weight;
+    const uint32_t place = atomicAdd(&memory.gathered, 1u);
+    if (place < kMaxSorted) memory.staged[place] = KeyOf(logit, t);
+  });
+  if (weigh) weights = ReduceBlock(weights, memory, SumOfBoth());
+  __syncthreads();
+  if (threadIdx.x < kBlocks) {
+    *Team::At(memory.contributions + Team::Rank(), static_cast<int>(threadIdx.x)) = {
+        memory.gathered, weights.first, weights.second};
+  }
+  Team::Sync();
+  Contribution sum = memory.contributions[0];
+#pragma unroll
+  for (int block = 1; block < kBlocks; ++block) {
+    sum.count += memory.contributions[block].count;
+    sum.weight += memory.contributions[block].weight;
+    sum.all += memory.contributions[block].all;
+  }
+  return sum;
+}
+
+// Copies what all blocks have staged, at most kMaxSorted keys in all, into this block's keys.
+template <int kBlocks>
+__device__ __forceinline__ void Collect(SampleMemory& memory) {
+  constexpr int kThreads = kSampleThreads / kBlocks;  // for each block
+  const int block = static_cast<int>(threadIdx.x) / kThreads;
+  const TokenKey* const staged = BlockTeam<kBlocks>::At(memory.staged, block);
+  uint32_t before = 0;
+  for (int other = 0; other < block; ++other) before += memory.contributions[other].count;
+  const uint32_t count = memory.contributions[block].count;
+  for (uint32_t i = threadIdx.x % kThreads; i < count; i += kThreads) {
+    memory.keys[before + i] = staged[i];
   }
   __syncthreads();
 }
 
-// Collects the keys of the tokens that `wanted` names; at most kMaxSorted (the caller knows).
-template <typename Wanted>
-__device__ int Gather(const RowView& row, Wanted wanted, SelectMemory& memory) {
-  if (threadIdx.x == 0) memory.gathered = 0;
+// Few keys: each goes to the place that the number of larger ones is.
+__device__ __forceinline__ void RankKeys(int count, SampleMemory& memory) {
+  const int lanes = count <= 64 ? 8 : count <= 128 ? 4 : 2;  // for each key
+  const int i = static_cast<int>(threadIdx.x) / lanes;
+  const TokenKey key = i < count ? memory.keys[i] : 0;
+  int ahead = 0;
+#pragma unroll 4
+  for (int j = static_cast<int>(threadIdx.x) % lanes; j < count; j += lanes) {
+    ahead += memory.keys[j] > key ? 1 : 0;
+  }
+  for (int mask = lanes / 2; mask > 0; mask /= 2) {
+    ahead += __shfl_xor_sync(0xffffffffu, ahead, mask);
+  }
   __syncthreads();
-  ForEachToken(row, [&](float logit, int32_t t) {
-    if (logit == -INFINITY || !wanted(logit, t)) return;
-    const uint32_t place = atomicAdd(&memory.gathered, 1u);
-    if (place < kMaxSorted) memory.keys[place] = KeyOf(logit, t);
-  });
+  if (i < count && static_cast<int>(threadIdx.x) % lanes == 0) memory.keys[ahead] = key;
   __syncthreads();
-  return static_cast<int>(min(memory.gathered, static_cast<uint32_t>(kMaxSorted)));
 }
 
-// The first `count` keys, the largest first (bitonic: the order of arrival does not matter).
-__device__ inline void SortKeys(int count, SelectMemory& memory) {
+// The first `count` keys of this block, the largest first: the order of arrival does not matter.
+__device__ __forceinline__ void SortKeys(int count, SampleMemory& memory) {
+  if (count <= kMaxRanked) return RankKeys(count, memory);
   int size = 1;
   while (size < count) size *= 2;
   for (int i = count + static_cast<int>(threadIdx.x); i < size; i += kSampleThreads) {
@@ -212,117 +239,99 @@ __device__ inline void SortKeys(int count, SelectMemory& memory) {
   }
 }
 
-// The smallest and largest key among the wanted tokens, into memory.low and memory.high.
-template <typename Wanted>
-__device__ void FindRange(const RowView& row, Wanted wanted, SelectMemory& memory) {
-  if (threadIdx.x == 0) {
-    memory.low = ~TokenKey{0};
-    memory.high = 0;
-  }
-  __syncthreads();
-  TokenKey low = ~TokenKey{0};
-  TokenKey high = 0;
-  ForEachToken(row, [&](float logit, int32_t t) {
-    if (logit == -INFINITY || !wanted(logit, t)) return;
-    const TokenKey key = KeyOf(logit, t);
-    low = min(low, key);
-    high = max(high, key);
-  });
-  atomicMin(&memory.low, low);
-  atomicMax(&memory.high, high);
-  __syncthreads();
-}
-
-struct Selection {
-  TokenKey least;             // of the tokens selected
-  unsigned long long weight;  // of all of them
-};
-
-// Among `count` sorted keys, of which the first is behind count_before and weight_before: the last
+// Among `count` sorted keys, of which the first is behind so many tokens of that weight: the last
 // that the target needs.
-__device__ inline Selection CutSorted(const RowView& row, int count, const Target& target,
-                                      SelectMemory& memory) {
+__device__ __forceinline__ Selection CutSorted(const RowView& row, int count, const Target& target,
+                                               Pair before, SampleMemory& memory) {
   const int tid = static_cast<int>(threadIdx.x);
-  const unsigned long long count_before = memory.count_before;
-  unsigned long long running = memory.weight_before;
-  Selection result = {0, 0};
-  __shared__ Selection found;
-  if (tid == 0) found = {0, 0};
+  if (tid == 0) memory.found = {0, 0};
   __syncthreads();
   for (int first = 0; first < count; first += kSampleThreads) {
     const int i = first + tid;
-    const unsigned long long weight = i < count ? row.WeightOf(LogitOf(memory.keys[i])) : 0;
-    unsigned long long all = 0;
-    const unsigned long long weights = running + ScanBlock(weight, memory, &all);
+    const TokenKey key = i < count ? memory.keys[i] : 0;
+    const Weight weight = i < count ? row.WeightOf(LogitOf(key)) : 0;
+    Pair all = {0, 0};
+    const Pair scanned = ScanBlock({i < count ? Weight{1} : 0, weight}, memory, &all);
+    const Pair through = SumOfBoth()(scanned, before);
+    before = SumOfBoth()(before, all);
     if (i < count) {
-      const unsigned long long number = count_before + static_cast<unsigned long long>(i) + 1;
-      const bool cut = target.by_weight ? weights >= target.value && weights - weight < target.value
-                                        : number == target.value;
-      if (cut || (i == count - 1 && found.least == 0 &&
-                  (target.by_weight ? weights < target.value : number < target.value))) {
-        found = {memory.keys[i], weights};
-      }
+      const bool cut = target.by_weight ? through.second >= target.value &&
+                                              through.second - weight < target.value
+                                        : through.first == target.value;
+      const bool short_of_it = (target.by_weight ? through.second : through.first) < target.value;
+      if (cut || (i == count - 1 && short_of_it)) memory.found = {key, through.second};
     }
-    running += all;
     __syncthreads();
   }
-  result = found;
-  __syncthreads();
-  return result;
+  return memory.found;
 }
 
-// The selection among the tokens of keys >= `floor`, whatever their number.
-__device__ inline Selection Select(const RowView& row, TokenKey floor, const Target& target,
-                                   SelectMemory& memory) {
-  FindCutBin(
+// Where a piece of a row's keys begins and ends.
+struct KeyRange {
+  TokenKey low;
+  TokenKey high;
+};
+
+template <int kBlocks, typename Wanted>
+__device__ __forceinline__ KeyRange FindRange(const RowView& row, Wanted wanted,
+                                              SampleMemory& memory, int& turn) {
+  Pair ends = {0, 0};  // the complement of the lowest, the highest
+  ForEachToken(row, [&](float logit, int32_t t) {
+    if (logit == -INFINITY || !wanted(logit, t)) return;
+    const TokenKey key = KeyOf(logit, t);
+    ends = LargerOfBoth()(ends, {~key, key});
+  });
+  ends = ReduceTeam<kBlocks>(ends, memory, turn, LargerOfBoth());
+  return {~ends.first, ends.second};
+}
+
+// Sorts the tokens that `wanted` names, at most kMaxSorted, and cuts them.
+template <int kBlocks, typename Wanted>
+__device__ __forceinline__ Selection SortAndCut(const RowView& row, Wanted wanted,
+                                                const Target& target, Pair before,
+                                                SampleMemory& memory) {
+  const auto count = static_cast<int>(Stage<kBlocks>(row, wanted, false, memory).count);
+  Collect<kBlocks>(memory);
+  SortKeys(count, memory);
+  return CutSorted(row, count, target, before, memory);
+}
+
+// The selection among the tokens of keys >= `floor` of memory.row, whatever their number.
+template <int kBlocks>
+__device__ __noinline__ Selection Select(TokenKey floor, Target target, SampleMemory& memory) {
+  const RowView row = memory.row;
+  int turn = 0;  // histograms, which wait for all blocks, stand between any two reductions
+  Cut cut = FindCut<kBlocks>(
       row, [&](float logit, int32_t t) { return KeyOf(logit, t) < floor ? -1 : row.BinOf(logit); },
       target, memory);
-  const int bin = memory.cut_bin;
+  Pair before = {cut.count_before, cut.weight_before};
+  const int bin = cut.bin;
   const auto in_bin = [&](float logit, int32_t t) {
     return row.BinOf(logit) == bin && KeyOf(logit, t) >= floor;
   };
-  if (memory.count_through - memory.count_before <= kMaxSorted) {
-    const int count = Gather(row, in_bin, memory);
-    SortKeys(count, memory);
-    return CutSorted(row, count, target, memory);
+  if (cut.count_through - cut.count_before <= kMaxSorted) {
+    return SortAndCut<kBlocks>(row, in_bin, target, before, memory);
   }
   // The bin is cut up by keys, until a piece can be sorted: keys differ, so it gets there.
-  FindRange(row, in_bin, memory);
+  KeyRange range = FindRange<kBlocks>(row, in_bin, memory, turn);
   while (true) {
-    const TokenKey low = memory.low;
-    const TokenKey high = memory.high;
-    const unsigned long long count_outside = memory.count_before;
-    const unsigned long long weight_outside = memory.weight_before;
-    const TokenKey width = high - low;
-    const int shift = max(0, 64 - __clzll(static_cast<long long>(width)) - 10);
-    const Target rest = {target.by_weight,
-                         target.value - (target.by_weight ? weight_outside : count_outside)};
-    __syncthreads();
-    FindCutBin(
-        row,
-        [&](float logit, int32_t t) {
-          const TokenKey key = KeyOf(logit, t);
-          return key < low || key > high ? -1 : static_cast<int>((high - key) >> shift);
-        },
-        rest, memory);
-    const int piece = memory.cut_bin;
-    const unsigned long long count = memory.count_through - memory.count_before;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      memory.count_before += count_outside;
-      memory.weight_before += weight_outside;
-    }
-    __syncthreads();
-    const auto in_piece = [&](float logit, int32_t t) {
+    const int shift =
+        max(0, 64 - __clzll(static_cast<long long>(range.high - range.low)) - kBinBits);
+    const auto piece_of = [range, shift](float logit, int32_t t) {
       const TokenKey key = KeyOf(logit, t);
-      return key >= low && key <= high && static_cast<int>((high - key) >> shift) == piece;
+      return key < range.low || key > range.high ? -1
+                                                 : static_cast<int>((range.high - key) >> shift);
     };
-    if (count <= kMaxSorted) {
-      const int gathered = Gather(row, in_piece, memory);
-      SortKeys(gathered, memory);
-      return CutSorted(row, gathered, target, memory);
+    const Target rest = {target.by_weight,
+                         target.value - (target.by_weight ? before.second : before.first)};
+    cut = FindCut<kBlocks>(row, piece_of, rest, memory);
+    before = SumOfBoth()(before, {cut.count_before, cut.weight_before});
+    const int piece = cut.bin;
+    const auto in_piece = [&](float logit, int32_t t) { return piece_of(logit, t) == piece; };
+    if (cut.count_through - cut.count_before <= kMaxSorted) {
+      return SortAndCut<kBlocks>(row, in_piece, target, before, memory);
     }
-    FindRange(row, in_piece, memory);
+    range = FindRange<kBlocks>(row, in_piece, memory, turn);
   }
 }
 

@@ -4,7 +4,11 @@
 //   One layer's weights serve all layers: at 274 MB (Q4_K) they are far larger than the L2 cache.
 //   A step is timed on the host from BeginStep to the end of Finish, the median of the repeats.
 //
-// Arguments: layers (16), type of the weights (Q4_K).
+// Arguments: layers (16), type of the weights (Q4_K), and what to time, everything when nothing is
+// named, so that a profiler can look at one thing alone:
+//   decode:ROWS:CONTEXT    ROWS sequences, one row each
+//   prompt:ROWS:CONTEXT    ROWS rows of one sequence, the last of its context
+//   sample:ROWS            sampling in each of its ways
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/status_macros.h"
@@ -185,38 +192,70 @@ struct Model {
   }
 };
 
-void Run(int layers, WeightType type) {
-  Model model(layers, type);
-  std::printf("%d layers, %s\nrows context   ms/step  us/layer  us/layer without attention\n",
-              layers, std::string(WeightTypeName(type)).c_str());
-  for (const auto& [sequences, context] : std::vector<std::pair<int, int>>{{1, 512},
-                                                                           {1, 4000},
-                                                                           {2, 512},
-                                                                           {4, 512},
-                                                                           {8, 512},
-                                                                           {8, 4000},
-                                                                           {16, 512},
-                                                                           {32, 512},
-                                                                           {64, 512}}) {
-    const auto time = [&, s = sequences, c = context](bool attention) {
-      return model.MedianMs(15, [&] { return model.Layers(s, 1, c, attention); });
-    };
-    const double with = time(true);
-    const double without = time(false);
-    std::printf("%4d %7d  %8.3f  %8.1f  %8.1f\n", sequences, context, with, 1000 * with / layers,
-                1000 * without / layers);
+struct Case {
+  enum class Kind { kDecode, kPrompt, kSample } kind = Kind::kDecode;
+  int rows = 1;
+  int context = 0;
+};
+
+// InvalidArgument when it is none of what the top of this file says.
+absl::StatusOr<Case> ParseCase(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  Case parsed;
+  const bool samples = parts[0] == "sample";
+  bool good = parts.size() == (samples ? 2 : 3) && absl::SimpleAtoi(parts[1], &parsed.rows) &&
+              (samples || absl::SimpleAtoi(parts[2], &parsed.context));
+  parsed.kind = samples                ? Case::Kind::kSample
+                : parts[0] == "prompt" ? Case::Kind::kPrompt
+                                       : Case::Kind::kDecode;
+  const bool prompt = parsed.kind == Case::Kind::kPrompt;
+  good = good && (samples || prompt || parts[0] == "decode") && parsed.rows >= 1 &&
+         parsed.rows <= (prompt ? kMaxRows : kSequences);
+  good = good &&
+         (samples || (parsed.context >= (prompt ? parsed.rows : 1) && parsed.context < kContext));
+  if (good) return parsed;
+  return absl::InvalidArgumentError(absl::StrCat(
+      text, " is not decode:ROWS:CONTEXT, prompt:ROWS:CONTEXT or sample:ROWS within ", kSequences,
+      " sequences, ", kMaxRows, " rows of a prompt and a context of ", kContext));
+}
+
+std::vector<Case> AllCases() {
+  using Kind = Case::Kind;
+  std::vector<Case> cases;
+  for (const auto& [rows, context] : std::vector<std::pair<int, int>>{{1, 512},
+                                                                      {1, 4000},
+                                                                      {2, 512},
+                                                                      {4, 512},
+                                                                      {8, 512},
+                                                                      {8, 4000},
+                                                                      {16, 512},
+                                                                      {32, 512},
+                                                                      {64, 512}}) {
+    cases.push_back({Kind::kDecode, rows, context});
   }
   for (const auto& [rows, context] : std::vector<std::pair<int, int>>{
            {32, 32}, {128, 128}, {256, 256}, {256, 2048}, {512, 512}, {1024, 1024}, {2048, 2048}}) {
-    const auto time = [&, r = rows, c = context](bool attention) {
-      return model.MedianMs(5, [&] { return model.Layers(1, r, c, attention); });
-    };
-    const double with = time(true);
-    const double without = time(false);
-    std::printf("prompt %4d %5d  %8.3f  %8.1f  %8.1f\n", rows, context, with, 1000 * with / layers,
-                1000 * without / layers);
+    cases.push_back({Kind::kPrompt, rows, context});
   }
-  std::vector<std::vector<float>> rows;
+  for (const int rows : {1, 8, 64}) cases.push_back({Kind::kSample, rows, 0});
+  return cases;
+}
+
+void TimeSteps(Model& model, const Case& c) {
+  const bool prompt = c.kind == Case::Kind::kPrompt;
+  const auto time = [&](bool attention) {
+    return model.MedianMs(prompt ? 5 : 15, [&] {
+      return prompt ? model.Layers(1, c.rows, c.context, attention)
+                    : model.Layers(c.rows, 1, c.context, attention);
+    });
+  };
+  const double with = time(true);
+  const double without = time(false);
+  std::printf(prompt ? "prompt %4d %5d  %8.3f  %8.1f  %8.1f\n" : "%4d %7d  %8.3f  %8.1f  %8.1f\n",
+              c.rows, c.context, with, 1000 * with / model.layers, 1000 * without / model.layers);
+}
+
+void FillLogits(Model& model) {
   base::SeededRandom random(2);
   std::vector<float> logits(64 * kVocabulary);
   for (float& value : logits) {
@@ -232,28 +271,47 @@ void Run(int layers, WeightType type) {
     return model.device->CopyIn(reinterpret_cast<const std::byte*>(logits.data()), model.logits,
                                 logits.size() * sizeof(float));
   }));
-  std::printf(
-      "sampling, us: rows, greedy, temperature, top_k 40 top_p 0.95, top_p 0.9, "
-      "log-probabilities\n");
-  for (const int count : {1, 8, 64}) {
-    std::printf("%3d", count);
-    for (int kind = 0; kind < 5; ++kind) {
-      std::vector<SampleRequest> requests(static_cast<size_t>(count));
-      for (int i = 0; i < count; ++i) {
-        SampleRequest& request = requests[static_cast<size_t>(i)];
-        request.logits_row = i;
-        if (kind > 0) request.params.temperature = 0.8f;
-        if (kind == 2) request.params.top_k = 40;
-        if (kind == 2) request.params.top_p = 0.95f;
-        if (kind == 3) request.params.top_p = 0.9f;
-        if (kind == 4) request.top_logprobs = 20;
-      }
-      std::vector<SampleResult> results(requests.size());
-      std::printf("  %8.1f", 1000 * model.MedianMs(15, [&] {
-        return model.ops->Sample(model.logits, kVocabulary, requests, absl::MakeSpan(results));
-      }));
+}
+
+void TimeSampling(Model& model, int count) {
+  std::printf("%3d", count);
+  for (int kind = 0; kind < 5; ++kind) {
+    std::vector<SampleRequest> requests(static_cast<size_t>(count));
+    for (int i = 0; i < count; ++i) {
+      SampleRequest& request = requests[static_cast<size_t>(i)];
+      request.logits_row = i;
+      if (kind > 0) request.params.temperature = 0.8f;
+      if (kind == 2) request.params.top_k = 40;
+      if (kind == 2) request.params.top_p = 0.95f;
+      if (kind == 3) request.params.top_p = 0.9f;
+      if (kind == 4) request.top_logprobs = 20;
     }
-    std::printf("\n");
+    std::vector<SampleResult> results(requests.size());
+    std::printf("  %8.1f", 1000 * model.MedianMs(15, [&] {
+      return model.ops->Sample(model.logits, kVocabulary, requests, absl::MakeSpan(results));
+    }));
+  }
+  std::printf("\n");
+}
+
+void Run(int layers, WeightType type, const std::vector<Case>& cases) {
+  Model model(layers, type);
+  std::printf("%d layers, %s\nrows context   ms/step  us/layer  us/layer without attention\n",
+              layers, std::string(WeightTypeName(type)).c_str());
+  bool filled = false;
+  for (const Case& c : cases) {
+    if (c.kind != Case::Kind::kSample) {
+      TimeSteps(model, c);
+      continue;
+    }
+    if (!filled) {
+      FillLogits(model);
+      std::printf(
+          "sampling, us: rows, greedy, temperature, top_k 40 top_p 0.95, top_p 0.9, "
+          "log-probabilities\n");
+    }
+    filled = true;
+    TimeSampling(model, c.rows);
   }
 }
 
@@ -261,12 +319,16 @@ void Run(int layers, WeightType type) {
 }  // namespace layercake::kernels::cuda
 
 int main(int argc, char** argv) {
+  namespace cuda = layercake::kernels::cuda;
   using layercake::kernels::WeightType;
   const int layers = argc > 1 ? std::atoi(argv[1]) : 16;
   const std::string type = argc > 2 ? argv[2] : "Q4_K";
+  std::vector<cuda::Case> cases;
+  for (int i = 3; i < argc; ++i) cases.push_back(cuda::Must(cuda::ParseCase(argv[i])));
+  if (cases.empty()) cases = cuda::AllCases();
   for (const WeightType candidate : layercake::kernels::kAllTypes) {
     if (layercake::kernels::WeightTypeName(candidate) == type) {
-      layercake::kernels::cuda::Run(layers, candidate);
+      cuda::Run(layers, candidate, cases);
       return 0;
     }
   }
