@@ -47,6 +47,9 @@ void AddFlags(FlagTable& table, WorkerFlags* flags) {
   table.Integer("--threads", &worker->threads, 0, 4096, "Threads (default: every core)");
   table.Choice("--numa", &worker->numa, {"auto", "off"},
                "Threads and pinned memory near the GPU, or where they are (default auto)");
+  table.Choice("--poll", &worker->poll, {"auto", "on", "off"},
+               "Threads stay awake for what is about to come (default auto: on GPUs with 4 cores "
+               "each)");
   table.Switch("--deterministic", &worker->deterministic,
                "On a GPU: a row's bits are the same in a micro-batch of any size; prompts take "
                "several times as long");

@@ -48,6 +48,7 @@ StepLoop::StepLoop(StepLoopOptions options, const base::Clock& clock, base::Time
 
 StepLoop::~StepLoop() {
   *alive_ = false;
+  EndPolls();
   if (timer_ != base::TimerId::kNone) timers_.Cancel(timer_);
 }
 
@@ -82,6 +83,7 @@ void StepLoop::Stop() {
   queue_.clear();
   unforwarded_.clear();
   for (Wait& wait : waits_) wait.active = false;
+  EndPolls();
   if (timer_ != base::TimerId::kNone) timers_.Cancel(std::exchange(timer_, base::TimerId::kNone));
 }
 
@@ -97,6 +99,7 @@ void StepLoop::Pump() {
   }
   UpdateWaits();
   ArmTimer();
+  UpdatePolls();
 }
 
 absl::Status StepLoop::PollPlans() {
@@ -134,6 +137,7 @@ absl::Status StepLoop::TakePlan(const v1::MicroBatchPlan& plan, std::string seri
   step->marks.assign(admitted.tokens.size(), kFinite);
   if (feedback_in_.has_value()) feedback_in_->Expect(admitted);
   step->plan = std::move(admitted);
+  step->taken = clock_.Now();
   if (downstream_ != nullptr) {
     step->serialized = std::move(serialized);
     unforwarded_.push_back(step);
@@ -184,7 +188,10 @@ absl::Status StepLoop::BeginSteps() {
   while (!queue_.empty() && running_.size() < kMaxSubmitted) {
     const std::shared_ptr<Step> step = queue_.front();
     LC_ASSIGN_OR_RETURN(const bool ready, PrepareStep(step));
-    if (!ready) break;
+    if (!ready) {
+      step->waited = step->waited || running_.empty();
+      break;
+    }
     queue_.pop_front();
     Submit(step);
   }
@@ -227,6 +234,7 @@ absl::Status StepLoop::PollActivation(Step& step) {
 }
 
 void StepLoop::Submit(const std::shared_ptr<Step>& step) {
+  CountWait(*step);
   running_.push_back(step);
   counters_.set_steps_begun(counters_.steps_begun() + 1);
   Progress();
@@ -246,6 +254,7 @@ void StepLoop::Submit(const std::shared_ptr<Step>& step) {
       [this, step, alive = alive_](absl::Status status) {
         if (*alive) OnPartDone(step, 0, status);
       });
+  LetDeviceGo();
   SubmitParts(step);
 }
 
@@ -269,14 +278,15 @@ void StepLoop::OnStepDone(const std::shared_ptr<Step>& step, const absl::Status&
   CountTime(*step);
   Progress();
   absl::Status finished = status;
+  if (finished.ok()) finished = PassOn(*step);
   if (finished.ok() && InDeviceSlot(*step)) {
     finished = upstream_->Release(Lane::kActivation, step->activation->slot);
   }
-  if (finished.ok()) finished = FinishStep(*step);
   if (!finished.ok()) {
     Fail(Annotated(finished, absl::StrCat("step ", step->plan.step)));
     return;
   }
+  Report(*step);
   Pump();
 }
 
@@ -286,6 +296,7 @@ void StepLoop::CountTime(const Step& step) {
   const base::Instant now = clock_.Now();
   const double seconds = absl::ToDoubleSeconds(now - std::max(step.submitted, last_done_));
   last_done_ = now;
+  device_forecast_.Record(absl::Seconds(seconds));
   counters_.set_busy_seconds(counters_.busy_seconds() + seconds);
   v1::StepTime time;
   time.set_step(step.plan.step);
@@ -294,29 +305,32 @@ void StepLoop::CountTime(const Step& step) {
   if (recent_.size() > kRecentSteps) recent_.pop_front();
 }
 
-absl::Status StepLoop::FinishStep(Step& step) {
+absl::Status StepLoop::PassOn(Step& step) {
   if (downstream_ != nullptr) {
     LC_RETURN_IF_ERROR(CommitUpTo(step, step.output.payload_bytes));
     counters_.set_frames_committed(counters_.frames_committed() + 1);
     return absl::OkStatus();
   }
-  if (feedback_out_.has_value()) {  // first: the next step may wait for it
-    feedback_out_->Add(step.plan, step.output.results);
-    LC_RETURN_IF_ERROR(MoveFeedback());
-  }
+  if (!feedback_out_.has_value()) return absl::OkStatus();
+  feedback_out_->Add(step.plan, step.output.results);
+  return MoveFeedback();
+}
+
+void StepLoop::Report(Step& step) {
+  if (downstream_ != nullptr) return;
   v1::StepResult result;
   result.set_term(options_.limits.term);
   result.set_epoch(options_.limits.epoch);
   result.set_step(step.plan.step);
   for (v1::SequenceResult& part : step.output.results) *result.add_results() = std::move(part);
   callbacks_.on_result(std::move(result));
-  return absl::OkStatus();
 }
 
 void StepLoop::Fail(absl::Status status) {
   if (stopped_ || !status_.ok()) return;
   status_ = Annotated(status, absl::StrCat("stage ", options_.limits.stage));
   for (Wait& wait : waits_) wait.active = false;
+  EndPolls();
   if (timer_ != base::TimerId::kNone) timers_.Cancel(std::exchange(timer_, base::TimerId::kNone));
   callbacks_.on_failure(status_);
 }

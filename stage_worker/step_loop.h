@@ -18,6 +18,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -30,6 +31,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/event_poll.h"
 #include "base/executor.h"
 #include "kernels/device.h"
 #include "layercake/v1/control.pb.h"
@@ -40,6 +42,7 @@
 #include "stage_worker/stage_limits.h"
 #include "stage_worker/step_stage.h"
 #include "stage_worker/token_ledger.h"
+#include "stage_worker/wait_forecast.h"
 #include "transport/channel.h"
 
 namespace layercake::stage_worker {
@@ -52,6 +55,10 @@ struct StepLoopOptions {
   std::string upstream_peer;  // for messages: "stage 1 (host b)"
   std::string downstream_peer;
   std::string feedback_peer;  // of a chain of several: the last stage to the first, and back
+  // Of the step thread, which then looks for what is about to come instead of sleeping, and keeps
+  // the device's thread awake too (step_loop_polls.cc). Outlives the loop. Null where cores are
+  // few: threads sleep through every wait.
+  base::EventPoll* poll = nullptr;
 };
 
 // Null where a stage has no such neighbour.
@@ -126,7 +133,9 @@ class StepLoop {
     ActivationParts parts;                    // of the frame in it
     uint32_t committed_bytes = 0;             // of a frame in parts
     StepOutput output;
+    base::Instant taken;  // its plan
     base::Instant submitted;
+    bool waited = false;  // for others, with nothing on the device
   };
 
   void Pump();
@@ -146,11 +155,22 @@ class StepLoop {
   void OnActivationRead(const std::shared_ptr<Step>& step, bool last, const absl::Status& status);
   void OnPartDone(const std::shared_ptr<Step>& step, int part, const absl::Status& status);
   void OnStepDone(const std::shared_ptr<Step>& step, const absl::Status& status);
-  absl::Status FinishStep(Step& step);
+  // What neighbours wait for, then what only the coordinator hears of.
+  absl::Status PassOn(Step& step);
+  void Report(Step& step);
   absl::Status CommitUpTo(Step& step, uint32_t bytes);
   void CountTime(const Step& step);
   void CountHop(const transport::FrameHeader& header);
   static bool InDeviceSlot(const Step& step);
+
+  // Staying awake for what is about to come (step_loop_polls.cc).
+  void CountWait(const Step& step);
+  std::optional<WaitForecast::Window> ExpectNext() const;
+  void UpdatePolls();
+  void OnPollTimer();
+  void KeepDeviceAwake(base::Instant until);
+  void LetDeviceGo();
+  void EndPolls();
 
   // False when the loop has ended and nothing more may be made of a completion.
   bool TakeCompletion();
@@ -191,7 +211,13 @@ class StepLoop {
   base::TimerId timer_ = base::TimerId::kNone;
   base::Instant timer_due_ = base::Instant::Infinite();
   base::Instant last_progress_;
-  base::Instant last_done_;  // the device ended a step
+  base::Instant last_done_;        // the device ended a step
+  WaitForecast device_forecast_;   // from one step's end to the next one's, or from its submission
+  WaitForecast arrival_forecast_;  // of what an idle device waits for, once its plan is here
+  base::TimerId poll_timer_ = base::TimerId::kNone;
+  base::Instant poll_timer_due_;
+  // Set: the device's thread, which looks for work, may go on. Null: it does not look.
+  std::shared_ptr<std::atomic<bool>> device_awake_;
   v1::StageCounters counters_;
   std::deque<v1::StepTime> recent_;  // of the latest steps, at most kRecentSteps
   // Completions that come after the loop is gone find it false.

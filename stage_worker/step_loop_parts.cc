@@ -59,6 +59,7 @@ void StepLoop::SubmitRead(const std::shared_ptr<Step>& step, uint32_t end) {
                  [this, step, last, alive = alive_](absl::Status status) {
                    if (*alive) OnActivationRead(step, last, status);
                  });
+  LetDeviceGo();
 }
 
 void StepLoop::OnActivationRead(const std::shared_ptr<Step>& step, bool last,

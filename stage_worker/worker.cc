@@ -310,6 +310,7 @@ void Worker::BecomeReadyIfConnected() {
   StepLoopOptions options;
   options.limits = limits;
   options.step_timeout = absl::Seconds(assignment_.step_timeout_seconds());
+  if (limits.stage_count > 1) options.poll = environment_.poll;
   (limits.first() ? options.feedback_peer : options.upstream_peer) = channels_->receives_from();
   (limits.last() ? options.feedback_peer : options.downstream_peer) = channels_->sends_to();
   StepLoop::Callbacks callbacks;

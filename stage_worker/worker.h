@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/event_poll.h"
 #include "base/executor.h"
 #include "kernels/device.h"
 #include "layercake/v1/control.pb.h"
@@ -51,6 +52,7 @@ struct WorkerEnvironment {
   base::Timers* timers = nullptr;
   base::Executor* executor = nullptr;  // the step thread
   base::FdWatcher* watcher = nullptr;
+  base::EventPoll* poll = nullptr;  // the step thread's, where it may stay awake (StepLoopOptions)
   kernels::Device* device = nullptr;
   StageFactory* stages = nullptr;  // where the stage of an Assignment comes from
   absl::Span<transport::ChannelFactory* const> factories;

@@ -50,6 +50,10 @@ constexpr int kExitUsage = 2;
 constexpr size_t kCopySpeedBytes = size_t{256} << 20;
 constexpr uint64_t kCopySpeedFreeBytes = 4 * kCopySpeedBytes;
 
+// Cores for each worker before its threads may stay awake: the step thread, the device's and those
+// of gRPC and UCX, and one for everybody else.
+constexpr size_t kCoresToPoll = 4;
+
 std::string HostName() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0) return {};
@@ -79,6 +83,10 @@ absl::Status CheckOptions(const WorkerProcessOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("numa is \"", options.numa, "\", must be auto or off"));
   }
+  if (options.poll != "auto" && options.poll != "on" && options.poll != "off") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("poll is \"", options.poll, "\", must be auto, on or off"));
+  }
   for (const std::string& name : options.transports) {
     LC_RETURN_IF_ERROR(transport::ParseTransportKind(name).status());
   }
@@ -100,6 +108,7 @@ class WorkerProcess {
   absl::Status MakeCpuDevice();
   absl::Status MakeCudaDevice(const kernels::CudaDeviceFacts& facts);
   void PlaceNear(const kernels::CudaDeviceFacts& facts);
+  void DecideToPoll(size_t devices);
   void MeasureCopies(uint64_t free_bytes);
   absl::Status WatchSignals();
   absl::Status WatchParent();
@@ -119,6 +128,7 @@ class WorkerProcess {
   uint64_t device_memory_bytes_ = 0;
   double copy_gigabytes_per_second_ = 0;
   std::string placement_;
+  bool poll_ = false;
   std::unique_ptr<transport::UcxWorker> ucx_;
   std::vector<std::unique_ptr<transport::ChannelFactory>> factories_;
   std::vector<transport::ChannelFactory*> factory_pointers_;
@@ -142,6 +152,7 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Create(
 }
 
 absl::Status WorkerProcess::MakeDevice() {
+  poll_ = options_.poll == "on";
   LC_ASSIGN_OR_RETURN(const kernels::DeviceKind kind, kernels::ParseDeviceKind(options_.device));
   if (kind == kernels::DeviceKind::kCpu) return MakeCpuDevice();
   const auto devices = kernels::ListCudaDevices();
@@ -153,7 +164,16 @@ absl::Status WorkerProcess::MakeDevice() {
   LC_ASSIGN_OR_RETURN(
       const kernels::CudaDeviceFacts facts,
       kernels::ChooseCudaDevice(options_.device, options_.preferred_stage.value_or(0), *devices));
+  if (options_.poll == "auto") DecideToPoll(devices->size());
   return MakeCudaDevice(facts);
+}
+
+// As if every GPU had a worker.
+void WorkerProcess::DecideToPoll(size_t devices) {
+  const absl::StatusOr<std::vector<int>> cpus = base::AllowedCpus();
+  poll_ = cpus.ok() && cpus->size() >= kCoresToPoll * devices;
+  spdlog::info("threads {} for what is about to come: {} cores, {} GPUs", poll_ ? "look" : "sleep",
+               cpus.ok() ? absl::StrCat(cpus->size()) : "unknown", devices);
 }
 
 absl::Status WorkerProcess::MakeCudaDevice(const kernels::CudaDeviceFacts& facts) {
@@ -323,6 +343,7 @@ absl::Status WorkerProcess::MakeWorker() {
   environment.timers = loop_.get();
   environment.executor = loop_.get();
   environment.watcher = loop_.get();
+  if (poll_) environment.poll = loop_.get();
   environment.device = device_.get();
   environment.stages = stages_.get();
   environment.factories = factory_pointers_;

@@ -18,6 +18,9 @@ struct WorkerProcessOptions {
                                // it is the same file here, else its bytes over the wire
   std::string worker_id;       // empty: "host:pid"
   std::string numa = "auto";   // threads and memory near a CUDA device; "off": where they are
+  // Whether threads look for what is about to come instead of sleeping (StepLoopOptions::poll):
+  // "auto": on a GPU with cores enough, "on", "off".
+  std::string poll = "auto";
   bool deterministic = false;  // CudaOpsOptions; on the CPU everything always is
   std::optional<int> preferred_stage;
   std::vector<std::string> transports = {"cuda_ipc", "pinned_host", "ucx"};  // that may be used

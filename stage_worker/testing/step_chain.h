@@ -17,6 +17,13 @@
 
 namespace layercake::stage_worker::testing {
 
+// Remembers until when a thread was asked to stay awake.
+class FakePoll final : public base::EventPoll {
+ public:
+  void PollUntil(base::Instant instant) override { until = instant; }
+  base::Instant until;
+};
+
 // Several stages with everything between them in the test's hands.
 class StepChainTest : public ::testing::Test {
  protected:
@@ -31,6 +38,7 @@ class StepChainTest : public ::testing::Test {
     FakeReceiver receiver;
   };
   struct Part {
+    FakePoll poll;
     std::unique_ptr<FakeDevice> device;
     std::unique_ptr<Stage> stage;
     std::unique_ptr<StepLoop> loop;
@@ -54,6 +62,7 @@ class StepChainTest : public ::testing::Test {
       StepLoopOptions options;
       options.limits = LimitsForModel(assignment, model.config()).value();
       options.step_timeout = absl::Seconds(10);
+      if (polls_) options.poll = &part.poll;
       options.upstream_peer = absl::StrCat("stage ", i - 1, " (host a)");
       options.downstream_peer = absl::StrCat("stage ", i + 1, " (host b)");
       StepLoop::Callbacks callbacks;
@@ -132,6 +141,7 @@ class StepChainTest : public ::testing::Test {
 
   const TinyModel model_{model::testing::TinyModelOptions()};
   ManualTime time_;
+  bool polls_ = false;  // set before Build: the loops may stay awake
   std::unique_ptr<kernels::Device> cpu_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::unique_ptr<Link>> links_;
