@@ -25,7 +25,6 @@ enum class CommandKind : uint32_t {
   kFindNonFinite,
   kGatherRows,
   kSample,
-  kCopyResults,
 };
 
 // One launch. What the fields mean for each kind stands beside its recording in cuda_ops.cc and its

@@ -18,15 +18,6 @@ float* MutableFloats(const void* address) {
 
 }  // namespace
 
-uint64_t StepScratch::bytes() const {
-  uint64_t total = 0;
-  for (const DeviceArray* array :
-       {&keys, &values, &up, &rope_table, &selected, &parts, &counters, &results}) {
-    total += array->bytes();
-  }
-  return total;
-}
-
 absl::Status CommandRunner::Run(const CommandList& list) {
   for (const Command& command : list.commands) LC_RETURN_IF_ERROR(RunOne(list, command));
   return absl::OkStatus();
@@ -64,9 +55,8 @@ absl::Status CommandRunner::RunOne(const CommandList& list, const Command& c) {
       return CudaStatus(LaunchSwiglu(context_, MutableFloats(c.p[0]), Floats(c.p[1]), n),
                         "multiply gate and up");
     case CommandKind::kFindNonFinite:  // x; width
-      return CudaStatus(
-          LaunchFindNonFinite(context_, Floats(c.p[0]), c.rows, n, scratch_.results.as<uint8_t>()),
-          "look for NaN and infinity");
+      return CudaStatus(LaunchFindNonFinite(context_, Floats(c.p[0]), c.rows, n, scratch_.flags()),
+                        "look for NaN and infinity");
     case CommandKind::kGatherRows:  // x, selected; width
       return CudaStatus(
           LaunchGatherRows(context_, Floats(c.p[0]), static_cast<const int32_t*>(c.p[1]), c.rows, n,
@@ -74,12 +64,6 @@ absl::Status CommandRunner::RunOne(const CommandList& list, const Command& c) {
           "gather the rows whose logits are wanted");
     case CommandKind::kSample:
       return Sample(c);
-    case CommandKind::kCopyResults:  // first byte, bytes
-      return CudaStatus(
-          cudaMemcpyAsync(scratch_.results_host.as<std::byte>() + c.n[0],
-                          scratch_.results.as<std::byte>() + c.n[0], static_cast<size_t>(c.n[1]),
-                          cudaMemcpyDeviceToHost, context_.stream),
-          "fetch the results of a step");
   }
   return absl::InternalError("a command of no kind");
 }
@@ -137,11 +121,9 @@ absl::Status CommandRunner::Attention(const CommandList& list, const Command& c)
 
 // logits, jobs; vocabulary; flags: greedy.
 absl::Status CommandRunner::Sample(const Command& c) {
-  auto* outcomes =
-      reinterpret_cast<SampleOutcome*>(scratch_.results.as<std::byte>() + scratch_.outcomes_offset);
   return CudaStatus(
       LaunchSample(context_, MutableFloats(c.p[0]), c.n[0], static_cast<const SampleJob*>(c.p[1]),
-                   c.rows, c.flags != 0, outcomes),
+                   c.rows, c.flags != 0, scratch_.outcomes()),
       "sample");
 }
 

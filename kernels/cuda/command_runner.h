@@ -29,12 +29,17 @@ struct StepScratch {
   DeviceArray selected;    // (logit_rows, hidden)
   DeviceArray parts;       // of the decode attention
   DeviceArray counters;
-  DeviceArray results;         // flags (max_rows), then outcomes (logit_rows)
-  PinnedArray results_host;    // the same
-  size_t outcomes_offset = 0;  // in both
+  // Flags (max_rows), then outcomes (logit_rows). Kernels write them to the host's memory: a copy
+  // after the last kernel would take longer than all of sampling.
+  PinnedArray results;
+  size_t outcomes_offset = 0;
+
+  uint8_t* flags() const { return results.as<uint8_t>(); }
+  SampleOutcome* outcomes() const {
+    return reinterpret_cast<SampleOutcome*>(results.as<std::byte>() + outcomes_offset);
+  }
 
   Operand& OperandFor(int rows) const { return rows <= few_rows ? *few : *many; }
-  uint64_t bytes() const;
 };
 
 class CommandRunner {

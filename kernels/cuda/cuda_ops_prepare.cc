@@ -6,6 +6,8 @@
 #include "base/status_macros.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/matmul_large.h"
+#include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/step_kernels.h"
 #include "spdlog/spdlog.h"
 
@@ -67,7 +69,10 @@ absl::Status CudaOps::PrepareOperands(const StepLimits& limits) {
                                  .deterministic = options_.deterministic};
   for (const CudaMatrix* matrix : matrices_) {
     max_k = std::max(max_k, matrix->k());
-    multiplier.max_weights = std::max(multiplier.max_weights, matrix->n() * matrix->k());
+    if (NeedsPanels(matrix->type(), UnitMatmulAvailable(context_))) {
+      multiplier.max_panel_weights =
+          std::max(multiplier.max_panel_weights, matrix->n() * matrix->k());
+    }
   }
   LC_ASSIGN_OR_RETURN(scratch_.multiplier, Multiplier::Create(context_, multiplier));
   // The forms change a few times with the number of rows, the last time far below max_rows: from
@@ -122,8 +127,7 @@ absl::Status CudaOps::PrepareScratch(const StepLimits& limits) {
           "counters of the attention"));
   scratch_.outcomes_offset = (rows + 255) / 256 * 256;
   const size_t results = scratch_.outcomes_offset + logit_rows * sizeof(SampleOutcome);
-  LC_ASSIGN_OR_RETURN(scratch_.results, DeviceArray::Allocate(context_, results, "results"));
-  LC_ASSIGN_OR_RETURN(scratch_.results_host, PinnedArray::Allocate(context_, results, "results"));
+  LC_ASSIGN_OR_RETURN(scratch_.results, PinnedArray::Allocate(context_, results, "results"));
   return absl::OkStatus();
 }
 

@@ -87,27 +87,49 @@ absl::Status CudaOps::Sample(Buffer logits, int64_t vocabulary,
   return absl::OkStatus();
 }
 
+absl::Status CudaOps::Hold() {
+  held_ = true;
+  if (!tokens_.empty()) return absl::OkStatus();  // they may yet change
+  busy_ = true;
+  return block_.Send(context_);
+}
+
+absl::Status CudaOps::Resume(absl::Span<const int32_t> tokens) {
+  if (!held_) return absl::FailedPreconditionError("Resume of operations that are not held");
+  held_ = false;
+  if (tokens_.empty()) return absl::OkStatus();
+  if (tokens.size() != tokens_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Resume with ", tokens.size(), " tokens; held were ", tokens_.size()));
+  }
+  LC_RETURN_IF_ERROR(CheckTokens(tokens, token_end_));
+  std::copy(tokens.begin(), tokens.end(), tokens_.begin());
+  return absl::OkStatus();
+}
+
+void CudaOps::Forget() {
+  held_ = false;
+  list_.clear();
+  view_ = -1;
+  swiglu_gate_ = nullptr;
+  non_finite_ = {};
+  sampled_ = {};
+}
+
 absl::Status CudaOps::Flush() {
+  if (held_) return absl::OkStatus();
   RecordPendingSwiglu();
   if (list_.empty()) return absl::OkStatus();
-  const bool flags = !non_finite_.empty();
-  const bool samples = !sampled_.empty();
-  if (flags || samples) {
-    Command& command = Record(CommandKind::kCopyResults, 0);
-    const size_t first = flags ? 0 : scratch_.outcomes_offset;
-    const size_t end = samples ? scratch_.outcomes_offset + sampled_.size() * sizeof(SampleOutcome)
-                               : non_finite_.size();
-    command.n[0] = static_cast<int64_t>(first);
-    command.n[1] = static_cast<int64_t>(end - first);
-  }
   busy_ = true;
   absl::Status status = block_.Send(context_);
   if (status.ok()) {
-    // Prompts come in too many shapes to be worth recording.
-    const bool few = std::all_of(list_.commands.begin(), list_.commands.end(),
-                                 [](const Command& c) { return c.rows <= 64; });
+    // Prompts come in too many shapes to be worth recording; one kernel is launched sooner than a
+    // graph of it.
+    const bool worthwhile =
+        list_.commands.size() > 1 && std::all_of(list_.commands.begin(), list_.commands.end(),
+                                                 [](const Command& c) { return c.rows <= 64; });
     const auto run = [this] { return runner_.Run(list_); };
-    status = few ? graphs_.Run(list_, run) : run();
+    status = worthwhile ? graphs_.Run(list_, run) : run();
   }
   list_.clear();
   view_ = -1;
@@ -129,11 +151,10 @@ absl::Status CudaOps::Finish() {
 }
 
 absl::Status CudaOps::Deliver() {
-  const std::byte* const host = scratch_.results_host.as<std::byte>();
   if (!non_finite_.empty()) {
-    std::copy_n(reinterpret_cast<const uint8_t*>(host), non_finite_.size(), non_finite_.begin());
+    std::copy_n(scratch_.flags(), non_finite_.size(), non_finite_.begin());
   }
-  const auto* outcomes = reinterpret_cast<const SampleOutcome*>(host + scratch_.outcomes_offset);
+  const SampleOutcome* const outcomes = scratch_.outcomes();
   for (size_t i = 0; i < sampled_.size(); ++i) {
     const SampleOutcome& outcome = outcomes[i];
     SampleResult& result = sampled_[i];

@@ -75,7 +75,7 @@ __device__ __forceinline__ void TakeBackPenalties(float* logits, const SampleJob
 // The logarithm of the sum of exp(logit) of memory.row, and by the team's first block the best
 // log-probabilities.
 template <int kBlocks>
-__device__ __noinline__ void ReportTop(Largest largest, SampleOutcome* outcome,
+__device__ __noinline__ void ReportTop(float of_thread, SampleOutcome* outcome,
                                        SampleMemory& memory, int turn) {
   const RowView raw = memory.row;
   const int wanted = memory.job.top_logprobs;
@@ -87,7 +87,7 @@ __device__ __noinline__ void ReportTop(Largest largest, SampleOutcome* outcome,
     if (threadIdx.x == 0) memory.log_sum = log_sum;
     return;
   }
-  const Range range = RangeOfBest<kBlocks>(raw, largest, wanted, memory);
+  const Range range = RangeOfBest<kBlocks>(raw, of_thread, wanted, memory);
   Contribution staged = Stage<kBlocks>(
       raw, [&](float logit, int32_t) { return range.Has(logit); }, true, memory);
   const double log_sum = log_of(staged.all);
@@ -151,7 +151,7 @@ __device__ __forceinline__ TokenKey KeepMany(const RowView& row, const SampleJob
 
 // The token of memory.row, in every thread of the team's first block.
 template <int kBlocks>
-__device__ __noinline__ int32_t Draw(int32_t vocabulary, Largest largest, SampleMemory& memory,
+__device__ __noinline__ int32_t Draw(int32_t vocabulary, float of_thread, SampleMemory& memory,
                                      int turn) {
   const RowView row = memory.row;
   const SampleJob& job = memory.job;
@@ -166,7 +166,7 @@ __device__ __noinline__ int32_t Draw(int32_t vocabulary, Largest largest, Sample
     const int wanted = top_k ? job.top_k : kNucleus;
     Contribution staged = {kMaxSorted + 1, 0, 0};
     if (wanted <= kMostInRange) {
-      const Range range = RangeOfBest<kBlocks>(row, largest, wanted, memory);
+      const Range range = RangeOfBest<kBlocks>(row, of_thread, wanted, memory);
       staged = Stage<kBlocks>(
           row, [&](float logit, int32_t) { return range.Has(logit); }, !top_k, memory);
     }
@@ -182,7 +182,7 @@ __device__ __noinline__ int32_t Draw(int32_t vocabulary, Largest largest, Sample
     }
     kept.least = KeepMany<kBlocks>(row, job, top_k, staged.all, memory, turn);
   }
-  return DrawMany<kBlocks>(kept, TokenOf(largest.key), memory);
+  return DrawMany<kBlocks>(kept, memory);
 }
 
 // ---- kernels
@@ -200,7 +200,7 @@ __device__ __forceinline__ RowView SliceOf(const SampleArguments& arguments, int
                                            const float* logits) {
   const int32_t begin = min(rank * arguments.slice, arguments.vocabulary);
   const int32_t size = min(arguments.slice, arguments.vocabulary - begin);
-  return {logits + begin, nullptr, begin, size, 0, 1};
+  return {logits + begin, nullptr, begin, size, 0, 0, 0, 1};
 }
 
 struct Header {
@@ -219,7 +219,10 @@ __device__ __forceinline__ bool IsUsable(const Largest& largest) {
   return largest.key != kBadKey && LogitOf(largest.key) != -INFINITY;
 }
 
-__device__ __forceinline__ void Keep(const RowView& row, SampleMemory& memory) {
+__device__ __forceinline__ void Keep(RowView row, const Largest& largest, SampleMemory& memory) {
+  row.max = LogitOf(largest.key);
+  row.likeliest = TokenOf(largest.key);
+  row.lowest_of_threads = largest.lowest_of_threads;
   if (threadIdx.x == 0) memory.row = row;
   __syncthreads();
 }
@@ -262,10 +265,9 @@ __global__ void __launch_bounds__(kSampleThreads, kBlocks == 1 ? 1 : 2)
   Largest largest = FindLargest<kBlocks>(row, memory, turn);
   const bool usable = IsUsable(largest);
   if (usable) {
-    row.max = LogitOf(largest.key);
     if (job.top_logprobs >= 0) {
-      Keep(row, memory);
-      ReportTop<kBlocks>(largest, outcome, memory, turn++);
+      Keep(row, largest, memory);
+      ReportTop<kBlocks>(largest.of_thread, outcome, memory, turn++);
     }
     if (job.seen_count > 0 || job.allowed != nullptr) {
       Adjust<kBlocks>(row, logits, job);
@@ -275,11 +277,10 @@ __global__ void __launch_bounds__(kSampleThreads, kBlocks == 1 ? 1 : 2)
   int32_t token = -1;
   if (usable && IsUsable(largest)) {
     token = TokenOf(largest.key);
-    row.max = LogitOf(largest.key);
     if (job.temperature > 0) {
       row.inverse_temperature = fminf(1.0f / job.temperature, 1e30f);
-      Keep(row, memory);
-      token = Draw<kBlocks>(arguments.vocabulary, largest, memory, turn);
+      Keep(row, largest, memory);
+      token = Draw<kBlocks>(arguments.vocabulary, largest.of_thread, memory, turn);
     }
   }
   if constexpr (kBlocks == 1) {
@@ -308,7 +309,8 @@ __global__ void __launch_bounds__(kSampleThreads) GreedyKernel(SampleArguments a
       SliceOf(arguments, Team::Rank(), arguments.logits + at * arguments.vocabulary);
   Team::Wait();  // peers run
   int turn = 0;
-  const Largest largest = FindLargest<kBlocks>(row, memory, turn);
+  // The logits lie far away and are read once: twenty of a thread at a time.
+  const Largest largest = FindLargest<kBlocks, 20>(row, memory, turn);
   if (Team::Rank() != 0 || threadIdx.x != 0) return;
   const bool usable = IsUsable(largest);
   WriteHeader({usable ? TokenOf(largest.key) : -1, usable ? 0 : 1, 0, 0},

@@ -108,7 +108,7 @@ __device__ __forceinline__ void ReadQuad(const RowView& row, int32_t quad, float
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int32_t i = 4 * quad + j;
-      logits[j] = i < row.size ? row.At(i) : -INFINITY;
+      logits[j] = i < row.size ? row.At<kBlocks>(i) : -INFINITY;
     }
   }
 }
@@ -135,14 +135,14 @@ __device__ __forceinline__ void OfferQuad(const RowView& row, const SampleJob& j
 
 // From the whole row, in every thread of the team's first block.
 template <int kBlocks>
-__device__ __noinline__ int32_t DrawMany(Kept kept, int32_t likeliest, SampleMemory& memory) {
+__device__ __noinline__ int32_t DrawMany(Kept kept, SampleMemory& memory) {
   const SampleJob& job = memory.job;
   const RowView row = memory.row;
   using Team = BlockTeam<kBlocks>;
   // The likeliest token sets a bar: whatever its noise, it needs none that most others can reach.
-  const auto id = static_cast<uint32_t>(likeliest);
+  const auto id = static_cast<uint32_t>(row.likeliest);
   const Contender first =
-      ContenderOf(row.max, likeliest, GumbelBits(job.seed, job.position, id / 4).word[id % 4],
+      ContenderOf(row.max, row.likeliest, GumbelBits(job.seed, job.position, id / 4).word[id % 4],
                   row.inverse_temperature);
   const float bar = first.least();
   Contender best = first;

@@ -65,15 +65,21 @@ struct Selection {
 // The slice of a row that a block works on. `logits[0]` is token `begin`.
 struct RowView {
   const float* logits;
-  const uint32_t* allowed;  // null: all, or the mask stands in the logits already
+  const uint32_t* allowed;  // of one block alone; null: all. Others have it in the logits
   int32_t begin;
   int32_t size;
-  float max;  // of the whole row
+  // Of the whole row:
+  float max;
+  int32_t likeliest;        // its first token
+  float lowest_of_threads;  // of the largest finite logits of the threads
   float inverse_temperature;
 
+  template <int kBlocks>
   __device__ __forceinline__ float At(int32_t i) const {
-    const int32_t token = begin + i;
-    if (allowed != nullptr && ((allowed[token / 32] >> (token % 32)) & 1u) == 0) return -INFINITY;
+    if constexpr (kBlocks == 1) {
+      const int32_t token = begin + i;
+      if (allowed != nullptr && ((allowed[token / 32] >> (token % 32)) & 1u) == 0) return -INFINITY;
+    }
     return logits[i];
   }
   __device__ __forceinline__ int BinOf(float logit) const {
@@ -83,10 +89,8 @@ struct RowView {
   // 0 below 2^-44. Exact bits of the float, shifted: no double has to be converted.
   __device__ __forceinline__ Weight WeightOf(float logit) const {
     const uint32_t bits = __float_as_uint(expf((logit - max) * inverse_temperature));
-    const int shift = static_cast<int>(bits >> 23) - 127 - 23 + kWeightBits;
     const Weight mantissa = (bits & 0x7fffffu) | 0x800000u;
-    if (shift >= 0) return mantissa << shift;
-    return shift > -24 ? mantissa >> -shift : 0;
+    return (mantissa << (kWeightBits - 23)) >> min(127u - (bits >> 23), 63u);
   }
 };
 
@@ -126,16 +130,15 @@ static_assert(sizeof(SampleMemory) <= kSampleMemoryBytes);
 
 // Calls f(logit, token) for all tokens of the slice. Loads go ahead in groups: one after the other
 // they would wait for memory each time.
-template <typename F>
+template <int kBlocks, int kAhead = 8, typename F>
 __device__ __forceinline__ void ForEachToken(const RowView& row, F f) {
-  constexpr int kAhead = 8;
   for (int32_t first = static_cast<int32_t>(threadIdx.x); first < row.size;
        first += kAhead * kSampleThreads) {
     float logits[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int32_t t = first + i * kSampleThreads;
-      logits[i] = t < row.size ? row.At(t) : -INFINITY;
+      logits[i] = t < row.size ? row.At<kBlocks>(t) : -INFINITY;
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -210,23 +213,23 @@ __device__ __forceinline__ BestToken ReduceBest(BestToken best, SampleMemory& me
   return best;
 }
 
-// The largest logit of a row, its first token, and what the threads' own largest are.
+// The largest logit of a row with its first token, and what the threads' own largest are.
 struct Largest {
   TokenKey key;             // kBadKey: there is a NaN or +infinity
-  float lowest_of_threads;  // of the largest finite logits of the threads, over the whole row
+  float lowest_of_threads;  // as in RowView
   float of_thread;          // -infinity when it has none
 };
 constexpr TokenKey kBadKey = ~TokenKey{0};
 
 __device__ __forceinline__ bool IsBad(float logit) { return isnan(logit) || logit == INFINITY; }
 
-template <int kBlocks>
+template <int kBlocks, int kAhead = 8>
 __device__ __forceinline__ Largest FindLargest(const RowView& row, SampleMemory& memory,
                                                int& turn) {
   float largest = -INFINITY;
   int32_t token = INT32_MAX;
   bool bad = false;
-  ForEachToken(row, [&](float logit, int32_t t) {
+  ForEachToken<kBlocks, kAhead>(row, [&](float logit, int32_t t) {
     bad |= IsBad(logit);
     if (logit > largest) {
       largest = logit;
@@ -245,7 +248,7 @@ template <int kBlocks>
 __device__ __forceinline__ Weight SumWeights(const RowView& row, TokenKey least,
                                              SampleMemory& memory, int& turn) {
   Weight sum = 0;
-  ForEachToken(row, [&](float logit, int32_t t) {
+  ForEachToken<kBlocks>(row, [&](float logit, int32_t t) {
     if (logit != -INFINITY && KeyOf(logit, t) >= least) sum += row.WeightOf(logit);
   });
   return ReduceTeam<kBlocks>({sum, 0}, memory, turn, SumOfBoth()).first;

@@ -93,7 +93,7 @@ __device__ __forceinline__ Cut FindCut(const RowView& row, BinOf bin_of, const T
                                        SampleMemory& memory) {
   ClearHistogram(memory);
   uint32_t last_bin = 0;  // most tokens of a row are far behind: not one by one
-  ForEachToken(row, [&](float logit, int32_t t) {
+  ForEachToken<kBlocks>(row, [&](float logit, int32_t t) {
     if (logit == -INFINITY) return;
     const int bin = bin_of(logit, t);
     if (bin < 0) return;
@@ -126,16 +126,16 @@ struct Range {
 };
 
 // A range with the row's best `wanted` tokens (all, when it has fewer). Instead of the tokens it
-// counts the largest of each thread: as many as are wanted lie in the range, so at least as many
-// tokens do, and few more, since the best tokens of a row seldom meet in one thread.
+// counts the largest of each thread, `of_thread`: as many as are wanted lie in the range, so at
+// least as many tokens do, and few more, since the best tokens of a row seldom meet in one thread.
 template <int kBlocks>
-__device__ __forceinline__ Range RangeOfBest(const RowView& row, const Largest& largest, int wanted,
+__device__ __forceinline__ Range RangeOfBest(const RowView& row, float of_thread, int wanted,
                                              SampleMemory& memory) {
-  const float width = row.max - largest.lowest_of_threads;
+  const float width = row.max - row.lowest_of_threads;
   const float scale = width > 0 ? fminf(static_cast<float>(kBins - 1) / width, 1e30f) : 0;
   ClearHistogram(memory);
-  if (largest.of_thread != -INFINITY) {
-    const float place = (row.max - largest.of_thread) * scale;
+  if (of_thread != -INFINITY) {
+    const float place = (row.max - of_thread) * scale;
     // The comparison also catches what is no number.
     const int bin = place < static_cast<float>(kBins - 1) ? static_cast<int>(place) : kBins - 1;
     atomicAdd(&memory.count[bin], 1u);
@@ -154,7 +154,7 @@ __device__ __forceinline__ Contribution Stage(const RowView& row, Wanted wanted,
   if (threadIdx.x == 0) memory.gathered = 0;
   __syncthreads();
   Pair weights = {0, 0};
-  ForEachToken(row, [&](float logit, int32_t t) {
+  ForEachToken<kBlocks>(row, [&](float logit, int32_t t) {
     if (logit == -INFINITY) return;
     const Weight weight = weigh ? row.WeightOf(logit) : 0;
     weights.second += weight;
@@ -276,7 +276,7 @@ template <int kBlocks, typename Wanted>
 __device__ __forceinline__ KeyRange FindRange(const RowView& row, Wanted wanted,
                                               SampleMemory& memory, int& turn) {
   Pair ends = {0, 0};  // the complement of the lowest, the highest
-  ForEachToken(row, [&](float logit, int32_t t) {
+  ForEachToken<kBlocks>(row, [&](float logit, int32_t t) {
     if (logit == -INFINITY || !wanted(logit, t)) return;
     const TokenKey key = KeyOf(logit, t);
     ends = LargerOfBoth()(ends, {~key, key});
