@@ -345,7 +345,9 @@ void DownstreamEnd::FailAttempt(const absl::Status& reason) {
 void DownstreamEnd::Finish() {
   CancelTimer();
   ready_ = true;
-  const transport::ProbeReport& report = probe_->report();
+  transport::ProbeReport report = probe_->report();
+  // The activations of a feedback channel are 64 bytes that nobody sends.
+  if (options_.feedback) report.bytes_per_second = 0;
   v1::ChannelReady ready;
   ready.set_term(options_.ring.term);
   ready.set_epoch(options_.ring.epoch);

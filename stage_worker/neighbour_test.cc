@@ -282,6 +282,8 @@ TEST_F(CudaNeighbours, SendTokensThroughHostMemory) {
   EXPECT_EQ(received_->end(), v1::ChannelReady::END_FEEDBACK_RECEIVER);
   EXPECT_EQ(upstream_->offer().kinds_size(), 0);
   EXPECT_EQ(upstream_->offer().feedback_kinds_size(), 1);
+  EXPECT_GT(sent_->latency_us(), 0);
+  EXPECT_EQ(sent_->gigabytes_per_second(), 0) << "of 64 bytes it would mean nothing";
 }
 
 TEST_F(NeighbourTest, TakesNoOfferOfActivationsForTheWayBack) {

@@ -65,9 +65,11 @@ void FillProbePattern(const RingId& ring, Lane lane, uint64_t sequence, absl::Sp
 }
 
 std::string ProbeReport::ToString() const {
-  return absl::StrFormat("%d frames, %.1f MB, round trip %.0f us, %.2f GB/s", frames,
-                         static_cast<double>(bytes) / 1e6, absl::ToDoubleMicroseconds(round_trip),
-                         bytes_per_second / 1e9);
+  const std::string latency =
+      absl::StrFormat("round trip %.0f us", absl::ToDoubleMicroseconds(round_trip));
+  if (bytes_per_second == 0) return latency;
+  return absl::StrFormat("%d frames, %.1f MB, %s, %.2f GB/s", frames,
+                         static_cast<double>(bytes) / 1e6, latency, bytes_per_second / 1e9);
 }
 
 ProbeSender::ProbeSender(ChannelSender& channel, const ChannelOptions& options,

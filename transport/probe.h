@@ -47,7 +47,8 @@ struct ProbeReport {
   // Of whole activation slots. Host slots: commit to credit, counting the way back as free. Device
   // slots: the copy alone.
   double bytes_per_second = 0;
-  std::string ToString() const;  // "12 frames, 34.1 MB, round trip 41us, 2.3 GB/s"
+  // "12 frames, 34.1 MB, round trip 41 us, 2.30 GB/s"; without a rate "round trip 41 us".
+  std::string ToString() const;
 };
 
 class ProbeSender {

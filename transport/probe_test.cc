@@ -36,6 +36,13 @@ TEST(Probe, SchedulesEverySizeThatFitsAndGivesEverySlotBack) {
   }
 }
 
+TEST(Probe, SaysTheLatencyAloneWithoutARate) {
+  ProbeReport report = {.frames = 12, .bytes = 3'400'000, .round_trip = absl::Microseconds(41)};
+  EXPECT_EQ(report.ToString(), "round trip 41 us");
+  report.bytes_per_second = 2.3e9;
+  EXPECT_EQ(report.ToString(), "12 frames, 3.4 MB, round trip 41 us, 2.30 GB/s");
+}
+
 TEST(Probe, MakesAnotherPatternPerRingLaneAndSequence) {
   const auto pattern = [](RingId ring, Lane lane, uint64_t sequence) {
     std::vector<std::byte> bytes(61);
