@@ -66,7 +66,12 @@ absl::StatusOr<std::unique_ptr<Stage>> Stage::Create(kernels::Device& device, ke
 
 Stage::Stage(kernels::Device& device, kernels::Ops& ops, const model::ModelConfig& config,
              StageWeights weights, const StageLimits& limits)
-    : device_(device), ops_(ops), config_(config), weights_(std::move(weights)), limits_(limits) {}
+    : device_(device),
+      ops_(ops),
+      held_(dynamic_cast<kernels::HeldOps*>(&ops)),
+      config_(config),
+      weights_(std::move(weights)),
+      limits_(limits) {}
 
 absl::StatusOr<kernels::Buffer> Stage::AllocateRows(uint64_t rows, uint64_t width) {
   const auto elements = base::CheckedMul(rows, width);
@@ -134,12 +139,23 @@ absl::Status Stage::ReadActivation(kernels::Buffer rows, size_t at) {
   return device_.CopyIn(rows.address, to, rows.bytes);
 }
 
+absl::Status Stage::Prepare(const StepPlan& plan) {
+  LC_RETURN_IF_ERROR(CopyBlocks(plan.copies));
+  prepared_step_ = plan.step;
+  if (plan.rows() == 0) return absl::OkStatus();
+  // Until they are here others stand for the tokens.
+  const std::vector<int32_t> tokens(static_cast<size_t>(plan.rows()), 0);
+  LC_RETURN_IF_ERROR(RunLayers(plan, tokens));
+  return held_->Hold();
+}
+
 absl::Status Stage::Run(const StepPlan& plan, std::vector<int32_t> marks,
                         const transport::SendSlot& slot, StepOutput& output) {
-  LC_RETURN_IF_ERROR(CopyBlocks(plan.copies));
+  const bool prepared = prepared_step_ == plan.step;
+  if (!prepared) LC_RETURN_IF_ERROR(CopyBlocks(plan.copies));
   const absl::Span<uint8_t> found = absl::MakeSpan(non_finite_).subspan(0, marks.size());
   if (plan.rows() > 0) {
-    LC_RETURN_IF_ERROR(RunLayers(plan));
+    LC_RETURN_IF_ERROR(prepared ? held_->Resume(plan.tokens) : RunLayers(plan, plan.tokens));
     LC_RETURN_IF_ERROR(ops_.FindNonFinite(Rows(x_, plan.rows(), config_.hidden_size),
                                           static_cast<int>(config_.hidden_size), found));
   }
@@ -193,7 +209,7 @@ absl::Status Stage::CopyBlocks(const BlockCopies& copies) {
   return absl::OkStatus();
 }
 
-absl::Status Stage::RunLayers(const StepPlan& plan) {
+absl::Status Stage::RunLayers(const StepPlan& plan, absl::Span<const int32_t> tokens) {
   std::vector<absl::Span<const int32_t>> tables;
   tables.reserve(plan.sequences.size());
   for (const StepSequence& sequence : plan.sequences) tables.emplace_back(sequence.blocks);
@@ -207,7 +223,7 @@ absl::Status Stage::RunLayers(const StepPlan& plan) {
   const kernels::Buffer q = Rows(q_, rows, config_.q_size());
   const kernels::Buffer attention = Rows(attention_, rows, config_.q_size());
   const kernels::Buffer ffn = Rows(ffn_, rows, config_.ffn_size);
-  if (limits_.first()) LC_RETURN_IF_ERROR(ops_.Embed(*weights_.embedding, plan.tokens, x));
+  if (limits_.first()) LC_RETURN_IF_ERROR(ops_.Embed(*weights_.embedding, tokens, x));
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     const LayerWeights& layer = weights_.layers[i];
     const auto cache_layer = static_cast<int>(i);

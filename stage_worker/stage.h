@@ -1,8 +1,7 @@
 // One slice of the model: its weights, KV cache and buffers, and the arithmetic of one step.
 //
-// Thread rule: Create from the step thread; ReadActivation, Run and WritePart inside work submitted
-// to the device, in the order of the steps. Nothing is allocated per step that grows with the
-// model.
+// Thread rule: Create from the step thread; the rest as StepStage says. Nothing is allocated per
+// step that grows with the model.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +16,7 @@
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "kernels/device.h"
+#include "kernels/held_ops.h"
 #include "kernels/ops.h"
 #include "layercake/v1/control.pb.h"
 #include "model/model_config.h"
@@ -42,6 +42,8 @@ class Stage final : public StepStage {
   // the first step (it writes over blocks).
   absl::StatusOr<double> MeasureHostCopies(const base::Clock& clock);
 
+  bool prepares() const override { return held_ != nullptr; }
+  absl::Status Prepare(const StepPlan& plan) override;
   absl::Status ReadActivation(kernels::Buffer rows, size_t at) override;
   absl::Status Run(const StepPlan& plan, std::vector<int32_t> marks,
                    const transport::SendSlot& slot, StepOutput& output) override;
@@ -76,7 +78,7 @@ class Stage final : public StepStage {
   absl::StatusOr<kernels::Buffer> AllocateRows(uint64_t rows, uint64_t width);
 
   absl::Status CopyBlocks(const BlockCopies& copies);
-  absl::Status RunLayers(const StepPlan& plan);
+  absl::Status RunLayers(const StepPlan& plan, absl::Span<const int32_t> tokens);
   // Marks rows that this stage found non-finite first; true when there are any.
   bool AddMarks(absl::Span<const uint8_t> found, std::vector<int32_t>& marks) const;
   // The two parts of an activation frame: its section first.
@@ -102,6 +104,7 @@ class Stage final : public StepStage {
 
   kernels::Device& device_;
   kernels::Ops& ops_;
+  kernels::HeldOps* const held_;  // the same; null when they compute at once
   const model::ModelConfig config_;
   const StageWeights weights_;
   const StageLimits limits_;
@@ -123,6 +126,7 @@ class Stage final : public StepStage {
   std::vector<uint32_t> score_masks_;  // (logit_rows, ceil(vocabulary / 32)), zero between uses
   std::map<uint64_t, CarriedRow> carried_rows_;
   std::vector<uint8_t> non_finite_;  // (max_rows)
+  uint64_t prepared_step_ = 0;
 };
 
 }  // namespace layercake::stage_worker

@@ -72,6 +72,50 @@ TEST_F(StepFeedbackTest, AnswersTheSameWhetherItsTokensAreKnownOrNot) {
   }
 }
 
+TEST_F(StepFeedbackTest, AnswersTheSameWhenStepsArePreparedBeforeTheirInputIsHere) {
+  const std::vector<std::string> expected = Answers(1, /*ahead=*/false);
+  defers_ = true;
+  for (const int stages : {1, 2, 3, 4}) {
+    EXPECT_EQ(Answers(stages, /*ahead=*/true), expected) << stages << " stages";
+    EXPECT_EQ(Answers(stages, /*ahead=*/false), expected) << stages << " stages";
+  }
+}
+
+TEST_F(StepFeedbackTest, PreparesTheNextStepWhileItsInputIsUnderWay) {
+  defers_ = true;
+  Build(2);
+  part(0).loop->OnPlan(Prompt(1, 1));
+  part(0).loop->OnPlan(Next(2, 1, 4, 0, 1));
+  Look();
+  EXPECT_EQ(part(0).device->queued(), 2u) << "a step, and what of the next needs no token";
+  ASSERT_EQ(part(1).device->queued(), 1u) << "what needs no activation";
+  ASSERT_TRUE(part(1).device->RunOne());
+  Look();
+  EXPECT_EQ(part(1).deferred->holds, 1);
+  EXPECT_EQ(part(1).device->queued(), 0u) << "once";
+  ASSERT_TRUE(part(0).device->RunOne());
+  ASSERT_TRUE(part(0).device->RunOne());
+  EXPECT_EQ(part(0).deferred->holds, 1);
+  RunAll();
+  EXPECT_EQ(part(1).deferred->holds, 2);
+  EXPECT_THAT(ResultSteps(), ElementsAre(1, 2));
+  EXPECT_TRUE(part(0).failures.empty());
+}
+
+TEST_F(StepFeedbackTest, NamesTheStepThatCannotBePrepared) {
+  defers_ = true;
+  Build(2);
+  part(1).device->fail = absl::InternalError("the device is lost");
+  part(0).loop->OnPlan(Prompt(1, 1));
+  Look();
+  ASSERT_TRUE(part(1).device->RunOne());
+  Look();
+  ASSERT_EQ(part(1).failures.size(), 1u);
+  EXPECT_THAT(std::string(part(1).failures[0].message()),
+              AllOf(HasSubstr("prepare step 1"), HasSubstr("the device is lost")));
+  EXPECT_TRUE(part(1).loop->drained());
+}
+
 TEST_F(StepFeedbackTest, GivesOneStageItsNextStepBeforeItsTokenIsKnown) {
   Build(1);
   part(0).loop->OnPlan(Prompt(1, 1));

@@ -190,6 +190,7 @@ absl::Status StepLoop::BeginSteps() {
     LC_ASSIGN_OR_RETURN(const bool ready, PrepareStep(step));
     if (!ready) {
       step->waited = step->waited || running_.empty();
+      SubmitPreparation(step);
       break;
     }
     queue_.pop_front();
@@ -256,6 +257,19 @@ void StepLoop::Submit(const std::shared_ptr<Step>& step) {
       });
   LetDeviceGo();
   SubmitParts(step);
+}
+
+// Of the next step to begin, while what it waits for is under way.
+void StepLoop::SubmitPreparation(const std::shared_ptr<Step>& step) {
+  if (!stage_.prepares() || std::exchange(step->prepared, true)) return;
+  StepStage* const stage = &stage_;
+  ++submitted_;
+  device_.Submit([stage, step] { return stage->Prepare(step->plan); },
+                 [this, step, alive = alive_](const absl::Status& status) {
+                   if (!*alive || !TakeCompletion() || status.ok()) return;
+                   Fail(Annotated(status, absl::StrCat("prepare step ", step->plan.step)));
+                 });
+  LetDeviceGo();
 }
 
 bool StepLoop::InDeviceSlot(const Step& step) {

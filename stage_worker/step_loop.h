@@ -136,6 +136,7 @@ class StepLoop {
     base::Instant taken;  // its plan
     base::Instant submitted;
     bool waited = false;  // for others, with nothing on the device
+    bool prepared = false;
   };
 
   void Pump();
@@ -148,6 +149,7 @@ class StepLoop {
   absl::StatusOr<bool> PrepareStep(const std::shared_ptr<Step>& step);
   absl::StatusOr<bool> TakeArrived(const std::shared_ptr<Step>& step);
   absl::Status PollActivation(Step& step);
+  void SubmitPreparation(const std::shared_ptr<Step>& step);
   absl::Status TakePlan(const v1::MicroBatchPlan& plan, std::string serialized);
   void Submit(const std::shared_ptr<Step>& step);
   void SubmitParts(const std::shared_ptr<Step>& step);

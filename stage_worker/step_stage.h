@@ -1,8 +1,8 @@
 // What the step loop asks of a stage. The seam between the loop and the model's arithmetic: the
 // simulation puts a stage behind it that computes digests and costs virtual time.
 //
-// Thread rule: ReadActivation, Run and WritePart inside work submitted to the device, in the order
-// of the steps; hidden() from anywhere.
+// Thread rule: Prepare, ReadActivation, Run and WritePart inside work submitted to the device, in
+// the order of the steps; hidden() and prepares() from anywhere.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,16 @@ struct StepOutput {
 class StepStage {
  public:
   virtual ~StepStage() = default;
+
+  // Whether Prepare does anything: else it is not asked.
+  virtual bool prepares() const { return false; }
+  // Once at most, before Run of the same step and behind everything of the steps before it: does
+  // what of it needs neither tokens nor the activation. Reads no token of the plan, which may come
+  // meanwhile.
+  virtual absl::Status Prepare(const StepPlan& plan) {
+    static_cast<void>(plan);
+    return absl::OkStatus();
+  }
 
   // Stages after the first, before Run of the same step: takes the rows of the upstream slot,
   // (rows, hidden) float32, or a piece of them that begins `at` bytes behind their start; pieces

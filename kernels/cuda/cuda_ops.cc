@@ -63,6 +63,7 @@ void CudaOps::RecordNormOperand(const float* x, const Vector& norm, float eps,
 
 absl::Status CudaOps::BeginStep(const StepRows& rows) {
   if (!prepared_) return absl::FailedPreconditionError("Prepare comes before the first step");
+  if (held_) Forget();
   if (busy_ || !list_.empty()) LC_RETURN_IF_ERROR(Finish());
   LC_RETURN_IF_ERROR(CheckStepRows(rows));
   if (rows.rows > limits_.max_rows ||
@@ -77,6 +78,7 @@ absl::Status CudaOps::BeginStep(const StepRows& rows) {
         absl::StrCat("a row at position ", position, " of ", limits_.context_tokens));
   }
   rows_ = rows;
+  tokens_ = {};
   block_.Rewind(0);
   rows_end_ = 0;
   views_.clear();
@@ -152,11 +154,14 @@ absl::Status CudaOps::Embed(const Matrix& table, absl::Span<const int32_t> token
   LC_RETURN_IF_ERROR(CheckTokens(tokens, table.n()));
   if (rows == 0) return absl::OkStatus();
   RecordPendingSwiglu();
-  LC_ASSIGN_OR_RETURN(const int32_t* place, block_.Append(tokens));
+  LC_ASSIGN_OR_RETURN(const auto place, block_.Reserve<int32_t>(tokens.size()));
+  std::copy(tokens.begin(), tokens.end(), place.host);
+  tokens_ = absl::MakeSpan(place.host, tokens.size());
+  token_end_ = table.n();
   rows_end_ = block_.used();
   Command& command = Record(CommandKind::kEmbed, static_cast<int>(rows));
   command.p[0] = &table;
-  command.p[1] = place;
+  command.p[1] = place.device;
   command.p[2] = x.address;
   return absl::OkStatus();
 }

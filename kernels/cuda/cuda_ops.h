@@ -12,12 +12,13 @@
 #include "kernels/cuda/kv_cache.h"
 #include "kernels/cuda/row_plan.h"
 #include "kernels/cuda/step_block.h"
+#include "kernels/held_ops.h"
 #include "kernels/ops.h"
 
 namespace layercake::kernels::cuda {
 
 // Thread rule: as Ops says. The device outlives it.
-class CudaOps final : public Ops {
+class CudaOps final : public Ops, public HeldOps {
  public:
   CudaOps(CudaDevice& device, const CudaOpsOptions& options);
   ~CudaOps() override;
@@ -43,6 +44,8 @@ class CudaOps final : public Ops {
   absl::Status Sample(Buffer logits, int64_t vocabulary, absl::Span<const SampleRequest> requests,
                       absl::Span<SampleResult> results) override;
   absl::Status Finish() override;
+  absl::Status Hold() override;
+  absl::Status Resume(absl::Span<const int32_t> tokens) override;
 
   const GraphCache& graphs() const { return graphs_; }
 
@@ -71,6 +74,8 @@ class CudaOps final : public Ops {
                              absl::Span<const SampleRequest> requests, size_t results) const;
   absl::StatusOr<SampleJob> MakeJob(const SampleRequest& request);
 
+  // What is held.
+  void Forget();
   absl::Status Flush();
   absl::Status Deliver();
 
@@ -98,11 +103,14 @@ class CudaOps final : public Ops {
   int view_ = -1;
   const Rope* rope_ = nullptr;          // whose table was recorded last
   size_t rows_end_ = 0;                 // of the block: what is behind belongs to samples
+  absl::Span<int32_t> tokens_;          // of Embed, in the block
+  int64_t token_end_ = 0;               // the vocabulary they are checked against
   const float* swiglu_gate_ = nullptr;  // recorded and not yet used
   int64_t swiglu_width_ = 0;
   absl::Span<uint8_t> non_finite_;  // wanted at Finish
   absl::Span<SampleResult> sampled_;
   bool busy_ = false;  // something is enqueued that was not waited for
+  bool held_ = false;  // what is recorded waits for Resume
 };
 
 }  // namespace layercake::kernels::cuda

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
 #include "base/executor.h"
+#include "base/status_macros.h"
 #include "kernels/device.h"
 
 namespace layercake::stage_worker::testing {
@@ -26,12 +28,15 @@ class FakeDevice final : public kernels::Device {
     queue_.push_back({std::move(work), std::move(done)});
   }
   absl::Status CopyIn(const std::byte* host, kernels::Buffer device, size_t bytes) override {
+    LC_RETURN_IF_ERROR(before_copy());
     return memory_.CopyIn(host, device, bytes);
   }
   absl::Status CopyOut(kernels::Buffer device, std::byte* host, size_t bytes) override {
+    LC_RETURN_IF_ERROR(before_copy());
     return memory_.CopyOut(device, host, bytes);
   }
   absl::Status Copy(kernels::Buffer from, kernels::Buffer to, size_t bytes) override {
+    LC_RETURN_IF_ERROR(before_copy());
     return memory_.Copy(from, to, bytes);
   }
 
@@ -49,6 +54,7 @@ class FakeDevice final : public kernels::Device {
   size_t queued() const { return queue_.size(); }
 
   bool stuck = false;
+  std::function<absl::Status()> before_copy = [] { return absl::OkStatus(); };
   absl::Status fail;  // what every piece of work ends with; OK: runs it
 
  private:

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "stage_worker/feedback.h"
 #include "stage_worker/step_loop.h"
+#include "stage_worker/testing/deferred_ops.h"
 #include "stage_worker/testing/fake_channel.h"
 #include "stage_worker/testing/fake_device.h"
 #include "stage_worker/testing/manual_time.h"
@@ -40,6 +41,7 @@ class StepChainTest : public ::testing::Test {
   struct Part {
     FakePoll poll;
     std::unique_ptr<FakeDevice> device;
+    std::unique_ptr<DeferredOps> deferred;
     std::unique_ptr<Stage> stage;
     std::unique_ptr<StepLoop> loop;
     std::vector<absl::Status> failures;
@@ -58,7 +60,12 @@ class StepChainTest : public ::testing::Test {
       Part& part = *parts_.back();
       const v1::Assignment assignment = model.Assign(i, stages);
       part.device = std::make_unique<FakeDevice>(*cpu_, time_);
-      part.stage = MakeStage(model, assignment, *part.device, *ops_);
+      if (defers_) {
+        part.deferred = std::make_unique<DeferredOps>(*ops_);
+        part.device->before_copy = [&part] { return part.deferred->Flush(); };
+      }
+      kernels::Ops& ops = defers_ ? static_cast<kernels::Ops&>(*part.deferred) : *ops_;
+      part.stage = MakeStage(model, assignment, *part.device, ops);
       StepLoopOptions options;
       options.limits = LimitsForModel(assignment, model.config()).value();
       options.step_timeout = absl::Seconds(10);
@@ -141,7 +148,9 @@ class StepChainTest : public ::testing::Test {
 
   const TinyModel model_{model::testing::TinyModelOptions()};
   ManualTime time_;
-  bool polls_ = false;  // set before Build: the loops may stay awake
+  // Set before Build.
+  bool polls_ = false;   // the loops may stay awake
+  bool defers_ = false;  // operations are put off (deferred_ops.h)
   std::unique_ptr<kernels::Device> cpu_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::unique_ptr<Link>> links_;
