@@ -1,5 +1,6 @@
-// Keys and values of the types bf16 and q8_0 on the device: how numbers are stored, and where those
-// of q8_0 lie. For host and device code; the numbers are those of kernels/cpu, bit for bit.
+// Keys and values of the types f16, bf16 and q8_0 on the device: how numbers are stored, and where
+// those of q8_0 lie. For host and device code; the numbers are those of kernels/cpu, bit for bit
+// (but for the sign of a NaN in f16).
 //
 // q8_0: the bytes of one kv head in one block are first the integers of all its positions, then
 // their scales: int8 (block_tokens, 32 * groups), f16 (block_tokens, groups). That takes the 34
@@ -37,6 +38,14 @@ LAYERCAKE_HOST_DEVICE constexpr int64_t Q8ScaleDistance(const KvView& cache, int
   const int groups = Q8Groups(cache.head_dim);
   return static_cast<int64_t>(cache.block_tokens - token) * groups * kQ8Group +
          static_cast<int64_t>(token) * groups * 2;
+}
+
+// f16 of x, to nearest, ties to even; what f16 cannot hold becomes NaN. (An infinite key would have
+// a score of -inf for some queries, which takes it out of the softmax without a word.)
+LAYERCAKE_HOST_DEVICE inline uint16_t HalfStored(float x) {
+  const uint16_t half = __half_as_ushort(__float2half_rn(x));
+  const bool finite = (half & 0x7c00u) != 0x7c00u;
+  return static_cast<uint16_t>(finite ? half : (half & 0x8000u) | 0x7e00u);
 }
 
 // bf16 of the float with these bits, to nearest, ties to even; what bf16 cannot hold becomes NaN.

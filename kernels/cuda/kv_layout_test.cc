@@ -1,4 +1,4 @@
-// The numbers of bf16 and q8_0 caches against the CPU's, and where they lie.
+// The numbers of f16, bf16 and q8_0 caches against the CPU's, and where they lie.
 #include "kernels/cuda/kv_layout.h"
 
 #include <gtest/gtest.h>
@@ -21,14 +21,41 @@ constexpr uint64_t kSeed = 20261129;
 
 float FloatOf(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-TEST(KvNumbers, AreStoredAsBf16LikeOnTheCpu) {
-  SCOPED_TRACE(kSeed);
+// The bits of special floats and of random ones.
+std::vector<uint32_t> Floats() {
   base::SeededRandom random(kSeed);
   std::vector<uint32_t> all = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00001,
                                0xffffffff, 0x7f7fffff, 0x7f7f7fff, 0x7f7f8000, 0xff7f8000,
                                0x00000001, 0x3f808000, 0x3f818000, 0x3f807fff, 0x3f808001};
   for (int i = 0; i < 100'000; ++i) all.push_back(static_cast<uint32_t>(random.Next()));
-  for (const uint32_t bits : all) {
+  // Of the sizes that f16 has, its denormals and what is just beyond it.
+  for (int i = 0; i < 100'000; ++i) {
+    all.push_back(std::bit_cast<uint32_t>(
+        std::ldexp(Uniform(random, -1, 1), static_cast<int>(random.Below(45)) - 27)));
+  }
+  for (const float edge : {65504.0f, 65519.99f, 65520.0f, 65536.0f, -65520.0f}) {
+    all.push_back(std::bit_cast<uint32_t>(edge));
+  }
+  return all;
+}
+
+TEST(KvNumbers, AreStoredAsF16LikeOnTheCpu) {
+  SCOPED_TRACE(kSeed);
+  int beyond = 0;
+  for (const uint32_t bits : Floats()) {
+    const float value = FloatOf(bits);
+    uint16_t expected = 0;
+    ScalarKernels().store_half(&value, 1, &expected);
+    beyond += std::isfinite(value) && (expected & 0x7fff) == 0x7e00;
+    const int ignored = std::isnan(value) ? 0x8000 : 0;  // the sign of a NaN
+    ASSERT_EQ(HalfStored(value) | ignored, expected | ignored) << std::hex << bits;
+  }
+  EXPECT_GT(beyond, 1000);
+}
+
+TEST(KvNumbers, AreStoredAsBf16LikeOnTheCpu) {
+  SCOPED_TRACE(kSeed);
+  for (const uint32_t bits : Floats()) {
     const float value = FloatOf(bits);
     uint16_t expected = 0;
     ScalarKernels().store_bf16(&value, 1, &expected);

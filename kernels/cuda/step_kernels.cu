@@ -51,7 +51,7 @@ __device__ void StoreHead(const float* values, int head_dim, bool half, void* to
   const int lane = threadIdx.x % 32;
   for (int i = lane; i < head_dim; i += 32) {
     if (half) {
-      static_cast<__half*>(to)[i] = __float2half_rn(values[i]);
+      static_cast<uint16_t*>(to)[i] = HalfStored(values[i]);
     } else {
       static_cast<float*>(to)[i] = values[i];
     }
