@@ -1,15 +1,11 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_choice.h"
-#include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/attention_tiled.cuh"
 
 namespace layercake::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kTileQueries = 16 * kWarps;  // (rows of a sequence) x (query heads of a kv head)
-constexpr int kStaticSharedBytes = 1024;   // the offsets of two tiles
-constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kStaticSharedBytes = 1024;  // the offsets of two tiles
 
 template <int kHeadDim>
 struct TiledShape {
@@ -20,46 +16,19 @@ struct TiledShape {
   static constexpr int kSharedBytes = kQueryBytes + 2 * kStageBytes;
 };
 
-struct TiledBlock {
-  RowTile tile;
-  int kv_head;
-  int group;
-  int last_position;
-  const int32_t* table;
-};
-
 template <int kHeadDim>
 __device__ void FillQueries(const KvView& cache, const AttentionArguments& a,
                             const TiledBlock& block, char* queries) {
-  for (int i = static_cast<int>(threadIdx.x); i < kTileQueries * kHeadDim; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTileQueries * kHeadDim; i += kTiledThreads) {
     const int m = i / kHeadDim;
     const int d = i % kHeadDim;
     float value = 0;
-    if (m < block.tile.row_count * block.group && d < cache.head_dim) {
-      const int64_t row = block.tile.first_row + m / block.group;
-      const int head = block.kv_head * block.group + m % block.group;
-      value = a.q[(row * a.heads + head) * cache.head_dim + d];
+    if (block.Has(m) && d < cache.head_dim) {
+      value = a.q[(block.Row(m) * a.heads + block.Head(m)) * cache.head_dim + d];
     }
     reinterpret_cast<__half*>(queries + m * TiledShape<kHeadDim>::kPitch)[d] =
         __float2half_rn(value);
   }
-}
-
-// Offsets of the positions of one tile of keys; behind the last position they are 0 and unused.
-template <int kHeadDim>
-__device__ void FillOffsets(const KvView& cache, const TiledBlock& block, int first,
-                            int64_t* offsets) {
-  const int i = static_cast<int>(threadIdx.x);
-  if (i >= TiledShape<kHeadDim>::kTokens) return;
-  const int position = first + i;
-  int64_t offset = 0;
-  if (position <= block.last_position) {
-    const int64_t id = block.table[position / cache.block_tokens];
-    offset = ((id * cache.kv_heads + block.kv_head) * cache.block_tokens +
-              position % cache.block_tokens) *
-             cache.head_dim;
-  }
-  offsets[i] = offset;
 }
 
 template <int kHeadDim>
@@ -68,7 +37,7 @@ __device__ void IssueTile(const KvView& cache, const TiledBlock& block, const in
   using Shape = TiledShape<kHeadDim>;
   constexpr int kChunks = kHeadDim / 8;
 #pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < Shape::kTokens * kChunks; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < Shape::kTokens * kChunks; i += kTiledThreads) {
     const int token = i / kChunks;
     const int chunk = i % kChunks;
     const bool present = first + token <= block.last_position && chunk * 8 < cache.head_dim;
@@ -81,29 +50,7 @@ __device__ void IssueTile(const KvView& cache, const TiledBlock& block, const in
 }
 
 template <int kHeadDim>
-__device__ void StoreRows(const KvView& cache, const AttentionArguments& a, const TiledBlock& block,
-                          const SoftmaxState<kHeadDim>& state) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int m = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4 + h * 8;
-    if (m >= block.tile.row_count * block.group) continue;
-    const int64_t row = block.tile.first_row + m / block.group;
-    const int head = block.kv_head * block.group + m % block.group;
-    float* out = a.out + (row * a.heads + head) * cache.head_dim;
-    const float factor = 1.0f / state.sum[h];
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      const int d = n * 8 + lane % 4 * 2;
-      if (d >= cache.head_dim) continue;
-      *reinterpret_cast<float2*>(out + d) =
-          make_float2(state.out[n][2 * h] * factor, state.out[n][2 * h + 1] * factor);
-    }
-  }
-}
-
-template <int kHeadDim>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kTiledThreads, 2)
     TiledAttentionKernel(StepView step, KvView cache, AttentionArguments a) {
   using Shape = TiledShape<kHeadDim>;
   constexpr int kTokens = Shape::kTokens;
@@ -111,27 +58,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ int64_t offsets[2][kTokens];
   GridDependencyWait();
   GridLaunchDependents();
-  TiledBlock block;
-  // The longest tiles first, or they would run alone at the end.
-  block.tile = step.tiles[step.tile_count - 1 - static_cast<int>(blockIdx.x)];
-  block.kv_head = static_cast<int>(blockIdx.y);
-  block.group = a.heads / cache.kv_heads;
-  block.last_position = step.kv_position[block.tile.first_row + block.tile.row_count - 1];
-  block.table = step.tables +
-                static_cast<int64_t>(step.table_index[block.tile.first_row]) * step.table_stride;
-
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const TiledBlock block(step, cache, a.heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  int limits[2];  // the last position that each of the lane's two query rows attends
-  for (int h = 0; h < 2; ++h) {
-    const int m = warp * 16 + lane / 4 + h * 8;
-    limits[h] = m < block.tile.row_count * block.group
-                    ? step.kv_position[block.tile.first_row + m / block.group]
-                    : block.last_position;
-  }
-  const int first_limit = step.kv_position[block.tile.first_row];
-  FillOffsets<kHeadDim>(cache, block, 0, offsets[0]);
-  FillOffsets<kHeadDim>(cache, block, kTokens, offsets[1]);
+  const RowLimits limits(step, block);
+  FillPlaces<kTokens>(cache, block, 0, ElementPlace, offsets[0]);
+  FillPlaces<kTokens>(cache, block, kTokens, ElementPlace, offsets[1]);
   FillQueries<kHeadDim>(cache, a, block, shared);
   __syncthreads();
   const uint32_t stages = SharedAddress(shared + Shape::kQueryBytes);
@@ -152,19 +83,10 @@ __global__ void __launch_bounds__(kThreads, 2)
                           stages + static_cast<uint32_t>((t + 1) % 2 * Shape::kStageBytes));
     }
     CommitCopies();
-    FillOffsets<kHeadDim>(cache, block, (t + 2) * kTokens, offsets[t % 2]);
+    FillPlaces<kTokens>(cache, block, (t + 2) * kTokens, ElementPlace, offsets[t % 2]);
     float scores[kTokens / 8][4] = {};
     AddScores<kHeadDim, kTokens>(scores, queries, keys, Shape::kPitch);
-    if (t * kTokens + kTokens - 1 > first_limit) {
-#pragma unroll
-      for (int n = 0; n < kTokens / 8; ++n) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int position = t * kTokens + n * 8 + lane % 4 * 2 + j % 2;
-          if (position > limits[j / 2]) scores[n][j] = -INFINITY;
-        }
-      }
-    }
+    limits.Mask<kTokens>(scores, t * kTokens);
     state.template Add<kTokens>(scores, scale, keys + kTokens * Shape::kPitch, Shape::kPitch);
   }
   state.Finish();
@@ -230,7 +152,7 @@ cudaError_t LaunchTiledAttention(const Context& context, const StepView& step, c
                                  const AttentionArguments& arguments) {
   const TiledChoice choice = Choose(cache.element, cache.head_dim);
   const dim3 grid(static_cast<unsigned>(step.tile_count), static_cast<unsigned>(cache.kv_heads));
-  return Launch(context, grid, dim3(kThreads), static_cast<size_t>(choice.shared_bytes),
+  return Launch(context, grid, dim3(kTiledThreads), static_cast<size_t>(choice.shared_bytes),
                 choice.kernel, step, cache, arguments);
 }
 
