@@ -6,7 +6,8 @@
 //   2 n k operations a row. Copies of the weights take turns so that the L2 cache holds none;
 //   calls run from a graph; the figure is the median of nine replays.
 //
-// Arguments: types (BF16 Q4_K Q6_K ...) to measure; without, these three.
+// Arguments, in any order: types (BF16 Q4_K ...), shapes and numbers of rows to measure; of each
+// kind that is not named, all (of types BF16, Q4_K and Q6_K).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -98,7 +99,7 @@ class Bench {
   Bench() : context_(MakeContext()), random_(1) {
     multiplier_ = Must(Multiplier::Create(context_, {kDecodeRows, 0}));
     LargeMatmulOptions options;
-    options.max_quantised_weights = int64_t{152064} * 5120;
+    options.max_panel_weights = int64_t{152064} * 5120;
     large_ = Must(LargeMatmul::Create(context_, options));
     options.panels_only = true;
     panels_ = Must(LargeMatmul::Create(context_, options));
@@ -107,22 +108,27 @@ class Bench {
     x_ = Must(DeviceArray::Allocate(context_, sizeof(float) * kMostRows * kMostK, "x"));
     out_ = Must(DeviceArray::Allocate(context_, sizeof(float) * kMostRows * kMostN, "out"));
     head_ = Must(DeviceArray::Allocate(context_, sizeof(float) * kMostRows * 152064, "logits"));
-    operand_ = Must(Operand::Create(context_, kMostRows, kMostK,
-                                    kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form));
+    operand_ =
+        Must(Operand::Create(context_, kMostRows, kMostK,
+                             kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form | kTileForm));
     const std::vector<float> x = RandomFloats(random_, kMostRows * kMostK);
     Must(cudaMemcpy(x_.address(), x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice));
   }
 
-  void Run(WeightType type) {
+  // `wanted`: whether a shape, or a number of rows, is to be measured.
+  void Run(WeightType type, const std::function<bool(const std::string&)>& wanted) {
     for (const Shape& shape : kShapes) {
+      if (!wanted(shape.name)) continue;
       Upload(type, shape);
       const bool is_float = IsFloatType(type);
       for (const int rows : {1, 2, 4, 8, 16, 32, 64, 128}) {
+        if (!wanted(std::to_string(rows))) continue;
         if (is_float ? rows <= kDecodeRows : rows >= kDecodeRows) {
           Report(type, shape, rows, "groups", [&](int copy) { Groups(shape, copy, rows); });
         }
       }
-      for (const int rows : {32, 64, 128, 256, 512, 2048}) {
+      for (const int rows : {32, 64, 96, 128, 256, 512, 2048}) {
+        if (!wanted(std::to_string(rows))) continue;
         Report(type, shape, rows, "large", [&](int copy) {
           Must(large_->Multiply(Products(shape, copy, 0), *operand_, rows));
         });
@@ -201,12 +207,29 @@ class Bench {
 
 int main(int argc, char** argv) {
   using layercake::kernels::WeightType;
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  const auto named = [&](const std::string& name) {
+    return std::find(arguments.begin(), arguments.end(), name) != arguments.end();
+  };
+  const auto is_type = [](const std::string& name) {
+    return std::any_of(
+        std::begin(layercake::kernels::kAllTypes), std::end(layercake::kernels::kAllTypes),
+        [&](WeightType type) { return layercake::kernels::WeightTypeName(type) == name; });
+  };
+  const auto is_number = [](const std::string& name) {
+    return name.find_first_not_of("0123456789") == std::string::npos;
+  };
+  const auto wanted = [&](const std::string& name) {
+    return named(name) || std::none_of(arguments.begin(), arguments.end(), [&](const auto& other) {
+             return !is_type(other) && is_number(other) == is_number(name);
+           });
+  };
+  const bool types_named = std::any_of(arguments.begin(), arguments.end(), is_type);
   layercake::kernels::cuda::Bench bench;
   for (const WeightType type : layercake::kernels::kAllTypes) {
     const auto name = std::string(layercake::kernels::WeightTypeName(type));
-    const bool wanted = argc > 1 ? std::find(argv + 1, argv + argc, name) != argv + argc
-                                 : name == "BF16" || name == "Q4_K" || name == "Q6_K";
-    if (wanted) bench.Run(type);
+    const bool usual = name == "BF16" || name == "Q4_K" || name == "Q6_K";
+    if (types_named ? named(name) : usual) bench.Run(type, wanted);
   }
   return 0;
 }

@@ -61,9 +61,9 @@ struct Product {
 
 struct MultiplierLimits {
   int max_rows = 0;
-  // The most weights (n * k) of a matrix that will meet more than kDecodeRows rows: it sizes the
-  // scratch of the path for many rows.
-  int64_t max_weights = 0;
+  // The most weights (n * k) of a matrix that will meet more than kDecodeRows rows and NeedsPanels
+  // (matmul_large.h): it sizes the scratch that these are unpacked to.
+  int64_t max_panel_weights = 0;
   // Any rows go through the kernels for few rows, kDecodeRows at a time: a row's result is then the
   // same, bit for bit, in a step of any size. Prompts take several times as long.
   bool deterministic = false;

@@ -89,8 +89,9 @@ absl::StatusOr<double> TimeGraph(const Context& context, int count,
 class Benchmark {
  public:
   static absl::StatusOr<std::unique_ptr<Benchmark>> Create(const Context& context) {
-    LC_ASSIGN_OR_RETURN(std::unique_ptr<Multiplier> multiplier,
-                        Multiplier::Create(context, {.max_rows = kDecodeRows, .max_weights = 0}));
+    LC_ASSIGN_OR_RETURN(
+        std::unique_ptr<Multiplier> multiplier,
+        Multiplier::Create(context, {.max_rows = kDecodeRows, .max_panel_weights = 0}));
     LC_ASSIGN_OR_RETURN(std::unique_ptr<Operand> operand,
                         Operand::Create(context, kDecodeRows, kFfn, kFixedForm));
     std::vector<uint64_t> random_words(size_t{4} << 20);

@@ -25,24 +25,28 @@ bool Is16BitFloat(WeightType type) { return type == WeightType::kBF16 || type ==
 
 bool MultipliesAsBf16(WeightType type) { return type == WeightType::kBF16 || UnpacksToBf16(type); }
 
+bool ReadsUnits(WeightType type, bool has_units) { return has_units && HasUnitMatmul(type); }
+
 class PanelMatmul final : public LargeMatmul {
  public:
   PanelMatmul(const Context& context, DeviceArray panel, int64_t panel_bytes, DeviceArray partials,
-              std::unique_ptr<CublasLt> library)
+              DeviceArray flags, std::unique_ptr<CublasLt> library)
       : context_(context),
         panel_(std::move(panel)),
         panel_bytes_(panel_bytes),
         partials_(std::move(partials)),
+        flags_(std::move(flags)),
         library_(std::move(library)) {}
 
   bool uses_library() const override { return library_ != nullptr; }
+  bool has_units() const override { return partials_.bytes() > 0; }
 
   absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                         int rows) override {
     for (const Product& product : products) LC_RETURN_IF_ERROR(Check(product, operand, rows));
     for (size_t i = 0; i < products.size();) {
       const CudaMatrix& w = *products[i].w;
-      if (!ReadsUnits(w.type(), rows)) {
+      if (!ReadsUnits(w.type(), has_units())) {
         LC_RETURN_IF_ERROR(MultiplyOne(products[i++], operand.view(), rows));
         continue;
       }
@@ -55,18 +59,15 @@ class PanelMatmul final : public LargeMatmul {
                                               product.bias,         product.out,
                                               product.out_stride,   product.accumulate};
       }
-      LC_RETURN_IF_ERROR(CudaStatus(
-          MultiplyUnits(context_, w.type(), together, operand.view(), rows, partials_.as<float>()),
-          "multiply units"));
+      LC_RETURN_IF_ERROR(
+          CudaStatus(MultiplyUnits(context_, w.type(), together, operand.view(), rows,
+                                   {partials_.address(), flags_.as<uint32_t>()}),
+                     "multiply units"));
     }
     return absl::OkStatus();
   }
 
  private:
-  bool ReadsUnits(WeightType type, int rows) const {
-    return partials_.bytes() > 0 && HasUnitMatmul(type) && rows <= kMostUnitRows;
-  }
-
   absl::Status Check(const Product& product, const Operand& operand, int rows) const {
     const CudaMatrix& w = *product.w;
     if (rows < 1 || rows > operand.max_rows() || w.k() > operand.max_k()) {
@@ -78,12 +79,11 @@ class PanelMatmul final : public LargeMatmul {
       return absl::InvalidArgumentError(absl::StrCat("the path for many rows takes no ",
                                                      WeightTypeName(w.type()), " rows of ", w.k()));
     }
-    if ((operand.forms() & LargeForms(w.type())) == 0) {
+    if ((operand.forms() & LargeForms(w.type(), has_units())) == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("the operand lacks the form for ", WeightTypeName(w.type())));
     }
-    if (!Is16BitFloat(w.type()) && !ReadsUnits(w.type(), rows) &&
-        PanelRows(w.n(), w.k(), panel_bytes_) == 0) {
+    if (NeedsPanels(w.type(), has_units()) && PanelRows(w.n(), w.k(), panel_bytes_) == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           w.n(), " x ", w.k(), " weights do not fit a panel of ", panel_bytes_, " bytes"));
     }
@@ -146,6 +146,7 @@ class PanelMatmul final : public LargeMatmul {
   const DeviceArray panel_;
   const int64_t panel_bytes_;
   const DeviceArray partials_;  // empty: no products by units
+  const DeviceArray flags_;
   const std::unique_ptr<CublasLt> library_;
 };
 
@@ -156,24 +157,30 @@ bool LargePathPays(WeightType type, int64_t k, int rows) {
   return rows > (Is16BitFloat(type) || HasUnitMatmul(type) ? kDecodeRows : kMostGroupedRows);
 }
 
-OperandForms LargeForms(WeightType type) {
+OperandForms LargeForms(WeightType type, bool has_units) {
+  if (ReadsUnits(type, has_units)) return kTileForm;
   return MultipliesAsBf16(type) ? kBfloat16Form : kFloat16Form;
+}
+
+bool NeedsPanels(WeightType type, bool has_units) {
+  return UnitBytes(type) > 0 && !ReadsUnits(type, has_units);
 }
 
 absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
     const Context& context, const LargeMatmulOptions& options) {
   LC_RETURN_IF_ERROR(CudaStatus(PrepareTiledMatmul(), "prepare the products of many rows"));
-  const int64_t panel_bytes = PanelBytes(options.max_quantised_weights);
+  const int64_t panel_bytes = PanelBytes(options.max_panel_weights);
   LC_ASSIGN_OR_RETURN(DeviceArray panel,
                       DeviceArray::Allocate(context, static_cast<size_t>(panel_bytes),
                                             "a panel of unpacked weights"));
   DeviceArray partials;
-  bool has_units = false;
-  LC_RETURN_IF_ERROR(
-      CudaStatus(PrepareUnitMatmul(context, &has_units), "prepare the products by units"));
-  if (has_units && !options.panels_only && options.max_quantised_weights > 0) {
+  DeviceArray flags;
+  if (UnitMatmulAvailable(context) && !options.panels_only) {
+    LC_RETURN_IF_ERROR(CudaStatus(PrepareUnitMatmul(), "prepare the products by units"));
     LC_ASSIGN_OR_RETURN(partials, DeviceArray::Allocate(context, UnitPartialBytes(context.sm_count),
                                                         "partial sums of many rows"));
+    LC_ASSIGN_OR_RETURN(flags, DeviceArray::Allocate(context, UnitFlagBytes(context.sm_count),
+                                                     "flags of many rows"));
   }
   std::unique_ptr<CublasLt> library;
   if (options.own_kernel) {
@@ -191,7 +198,7 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
     }
   }
   return std::make_unique<PanelMatmul>(context, std::move(panel), panel_bytes, std::move(partials),
-                                       std::move(library));
+                                       std::move(flags), std::move(library));
 }
 
 }  // namespace layercake::kernels::cuda

@@ -4,10 +4,9 @@
 //   BF16 weights    as they are, times bf16 activations (the operand's high half): an output is off
 //                   by about 1.7e-3 of its norm, as everywhere where BF16 models are served
 //   F16 weights     as they are, times f16 activations under a power of two per row: 2e-4
-//   quantised types either read as units (matmul_units.h), up to kMostUnitRows rows of the types
-//                   that have it: 4e-4; or unpacked panel by panel to f16 (weights round to 11
-//                   bits), times f16 activations: 3e-4; MXFP4, whose exponents f16 cannot hold, to
-//                   bf16: 1.7e-3
+//   quantised types read as units (matmul_units.h) where type and device can: 4e-4; otherwise
+//                   unpacked panel by panel to f16 (weights round to 11 bits), times f16
+//                   activations: 3e-4; MXFP4, whose exponents f16 cannot hold, to bf16: 1.7e-3
 //   F32 weights     not here: they stay with the kernels for few rows
 //
 // Float weights and panels are multiplied by the matrix library (cuBLASLt), or by a tiled kernel of
@@ -31,21 +30,21 @@
 
 namespace layercake::kernels::cuda {
 
-// The most rows that are multiplied by units where a type can be, and where the device has the
-// shared memory for it (compute capability 9.0; elsewhere panels take these rows too).
-inline constexpr int kMostUnitRows = 128;
-
 // Whether `rows` rows are faster here than in groups of kDecodeRows. False for F32, and for rows of
 // 16-bit weights that are not aligned to 16 bytes (k not a multiple of 8).
 bool LargePathPays(WeightType type, int64_t k, int rows);
 
-// The forms that the large path reads for weights of a type.
-OperandForms LargeForms(WeightType type);
+// The forms that the large path reads for weights of a type; `has_units`: whether the device can
+// multiply by units.
+OperandForms LargeForms(WeightType type, bool has_units);
+
+// Whether a type goes by panels there.
+bool NeedsPanels(WeightType type, bool has_units);
 
 struct LargeMatmulOptions {
-  // The most weights (n * k) of a quantised matrix that will come: it sizes the panel that they are
-  // unpacked to, at most kMaxPanelBytes. 0: none will come.
-  int64_t max_quantised_weights = 0;
+  // The most weights (n * k) of a matrix that will come and NeedsPanels: it sizes the panel that
+  // they are unpacked to, at most kMaxPanelBytes. 0: none will come.
+  int64_t max_panel_weights = 0;
   // Multiply with our own kernel even where the library is there.
   bool own_kernel = false;
   // Unpack to panels even where a type can be read as units.
@@ -68,6 +67,8 @@ class LargeMatmul {
                                 int rows) = 0;
 
   virtual bool uses_library() const = 0;
+  // Whether types that can be are multiplied by units.
+  virtual bool has_units() const = 0;
 };
 
 }  // namespace layercake::kernels::cuda

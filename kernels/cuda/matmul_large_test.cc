@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/gpu_test_support.h"
+#include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/tiled_matmul.h"
 
 namespace layercake::kernels::cuda {
@@ -23,11 +24,11 @@ double Tolerance(WeightType type) {
 
 class LargeMatmulTest : public GpuTest {
  protected:
-  std::unique_ptr<LargeMatmul> Create(int64_t max_quantised_weights, bool own_kernel,
+  std::unique_ptr<LargeMatmul> Create(int64_t max_panel_weights, bool own_kernel,
                                       bool panels_only = false) {
     LargeMatmulOptions options;
     options.panels_only = panels_only;
-    options.max_quantised_weights = max_quantised_weights;
+    options.max_panel_weights = max_panel_weights;
     options.own_kernel = own_kernel;
     auto large = LargeMatmul::Create(context_, options);
     EXPECT_TRUE(large.ok()) << large.status();
@@ -44,7 +45,7 @@ class LargeMatmulTest : public GpuTest {
   }
 
   std::unique_ptr<Operand> MakeOperand(const std::vector<float>& x, int rows, int64_t k) {
-    constexpr OperandForms kForms = kFloat16Form | kBfloat16Form;
+    constexpr OperandForms kForms = kFloat16Form | kBfloat16Form | kTileForm;
     auto operand = Operand::Create(context_, rows, k, kForms);
     EXPECT_TRUE(operand.ok()) << operand.status();
     if (!operand.ok()) return nullptr;
@@ -93,7 +94,7 @@ TEST_F(LargeMatmulTest, AgreesWithTheProductInDoubleForEveryType) {
       const std::vector<double> reference =
           ReferenceProduct(x, Dequantized(type, bytes, n, k), kMostRows, n, k);
       for (const std::unique_ptr<LargeMatmul>& large : ways) {
-        for (const int rows : {17, 33, 64, 100, kMostRows}) {
+        for (const int rows : {17, 33, 64, 70, 100, kMostRows}) {
           SCOPED_TRACE(absl::StrCat(WeightTypeName(type), " n ", n, " k ", k, " rows ", rows,
                                     " library ", large->uses_library()));
           const int64_t stride = n + 3;
@@ -106,6 +107,59 @@ TEST_F(LargeMatmulTest, AgreesWithTheProductInDoubleForEveryType) {
             ASSERT_EQ(std::isnan(out[static_cast<size_t>(i)]), !written) << "at " << i;
           }
         }
+      }
+    }
+  }
+}
+
+// Items that are cut among many blocks, whole rounds of items, and the flags between launches: many
+// rows of weights or of columns, several matrices at once, twice the same.
+TEST_F(LargeMatmulTest, DealsOutUnitsOfEveryShape) {
+  if (!UnitMatmulAvailable(context_)) GTEST_SKIP() << "no products by units on this device";
+  struct Case {
+    WeightType type;
+    int64_t n, k;
+    int rows;
+  };
+  const Case cases[] = {{WeightType::kQ4_K, 40, 29696, 20},    {WeightType::kQ6_K, 520, 11008, 64},
+                        {WeightType::kQ8_0, 300, 896, 128},    {WeightType::kQ8_0, 33, 3424, 90},
+                        {WeightType::kQ5_K, 2560, 2560, 1100}, {WeightType::kQ4_K, 9000, 512, 700}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(absl::StrCat(WeightTypeName(c.type), " n ", c.n, " k ", c.k, " rows ", c.rows));
+    base::SeededRandom random(static_cast<uint64_t>(c.n + c.k));
+    const std::vector<float> x = HeavyTailedRows(random, c.rows, c.k);
+    const auto operand = MakeOperand(x, c.rows, c.k);
+    const auto large = Create(c.n * c.k, false);
+    ASSERT_TRUE(operand != nullptr && large != nullptr);
+    constexpr int kMatrices = 2;
+    std::unique_ptr<CudaMatrix> w[kMatrices];
+    std::vector<float> weights[kMatrices];
+    for (int i = 0; i < kMatrices; ++i) {
+      const std::vector<uint8_t> bytes = RandomWeights(random, c.type, c.n, c.k);
+      w[i] = UploadWeights(c.type, c.n, c.k, bytes);
+      ASSERT_NE(w[i], nullptr);
+      weights[i] = Dequantized(c.type, bytes, c.n, c.k);
+    }
+    std::vector<float> first;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const DeviceArray out = Upload(Poisoned(kMatrices * c.rows * c.n));
+      Product products[kMatrices];
+      for (int i = 0; i < kMatrices; ++i) {
+        products[i] = {w[i].get(), nullptr, out.as<float>() + i * c.n, kMatrices * c.n, false};
+      }
+      ASSERT_TRUE(large->Multiply(products, *operand, c.rows).ok());
+      const auto got = Download<float>(out, kMatrices * c.rows * c.n);
+      if (first.empty()) first = got;
+      EXPECT_EQ(std::memcmp(got.data(), first.data(), got.size() * sizeof(float)), 0);
+    }
+    // A sample of the rows is enough to see a part that is missing.
+    for (int r = 0; r < c.rows; r += std::max(1, c.rows / 24)) {
+      for (int i = 0; i < kMatrices; ++i) {
+        const std::vector<float> row(x.begin() + r * c.k, x.begin() + (r + 1) * c.k);
+        const std::vector<float> part(first.begin() + (r * kMatrices + i) * c.n,
+                                      first.begin() + (r * kMatrices + i + 1) * c.n);
+        EXPECT_LT(RelativeError(part, ReferenceProduct(row, weights[i], 1, c.n, c.k)), 1e-3)
+            << "row " << r << " matrix " << i;
       }
     }
   }
@@ -204,7 +258,7 @@ TEST_F(LargeMatmulTest, ADeterministicMultiplierGivesARowTheSameBitsInAStepOfAny
   const DeviceArray x = Upload(HeavyTailedRows(random, kRows, kK));
   MultiplierLimits limits;
   limits.max_rows = kRows;
-  limits.max_weights = kN * kK;
+  limits.max_panel_weights = kN * kK;
   limits.deterministic = true;
   auto multiplier = Multiplier::Create(context_, limits);
   ASSERT_TRUE(multiplier.ok()) << multiplier.status();

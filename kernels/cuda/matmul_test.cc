@@ -108,7 +108,7 @@ TEST_F(QuantisedMatmul, GivesARowTheSameBitsWhateverRunsBesideIt) {
 // The multiplier of --deterministic: groups of rows, the last one not full.
 TEST_F(QuantisedMatmul, GivesARowTheSameBitsAmongManyWhenDeterministic) {
   auto multiplier = Multiplier::Create(
-      context_, {.max_rows = 300, .max_weights = 257 * 1024, .deterministic = true});
+      context_, {.max_rows = 300, .max_panel_weights = 257 * 1024, .deterministic = true});
   ASSERT_TRUE(multiplier.ok()) << multiplier.status();
   multiplier_ = *std::move(multiplier);
   base::SeededRandom random(6);

@@ -34,7 +34,8 @@ class MatmulTest : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    auto multiplier = Multiplier::Create(context_, {.max_rows = kDecodeRows, .max_weights = 0});
+    auto multiplier =
+        Multiplier::Create(context_, {.max_rows = kDecodeRows, .max_panel_weights = 0});
     ASSERT_TRUE(multiplier.ok()) << multiplier.status();
     multiplier_ = *std::move(multiplier);
   }

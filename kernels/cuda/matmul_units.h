@@ -1,14 +1,14 @@
 // Products of 17 and more rows with quantised matrices that are read as units (unit_layout.h): each
-// weight becomes f16 in a register, on its way to the tensor cores, once per 32, 64 or 128 rows.
+// weight becomes f16 in a register, on its way to Hopper's asynchronous tensor cores (wgmma), once
+// per 32, 64, 96 or 128 rows.
 //
 // A weight is q * s (+ m) with s and m the format's float32 values times kUnitWeightScale rounded
 // to f16, and the result rounded once more; an activation is an f16 under a power of two per row.
 // An output is off by about 4e-4 of its norm.
 //
-// The work is items of 256 rows of weights by up to 128 rows of activations, each a run of column
-// blocks. Equal parts of the whole go to the multiprocessors; items that are cut are added up by a
-// second kernel in ascending order of columns. So bits depend on n, k, the rows, the matrices of
-// the launch and the multiprocessors.
+// The work is items of 256 rows of weights by up to 128 rows of activations (unit_work.h). Items
+// that are cut are added up in ascending order of columns by the block that began them. So bits
+// depend on n, k, the rows, the matrices of the launch and the multiprocessors.
 //
 // Thread rule: as for every launch, the thread that owns the context's stream.
 #pragma once
@@ -50,16 +50,26 @@ struct UnitProducts {
   int64_t k = 0;
 };
 
-// Room for what blocks leave of items that are cut.
+// Rows of activations of an item: as few items as 128 rows allow, about equal.
+int UnitItemTokens(int rows);
+
+// Where blocks leave what they add for others. Flags are zero between launches.
+struct UnitScratch {
+  void* partials = nullptr;  // UnitPartialBytes
+  uint32_t* flags = nullptr;
+};
 size_t UnitPartialBytes(int sm_count);
+size_t UnitFlagBytes(int sm_count);
 
-// Raises the kernels' shared memory limits; once per device, before the first launch. False in
-// *available where the device has too little shared memory (before compute capability 9.0).
-cudaError_t PrepareUnitMatmul(const Context& context, bool* available);
+// Whether the device runs them: compute capability 9.0.
+bool UnitMatmulAvailable(const Context& context);
 
-// Two launches. Any rows >= 1 of x.half and x.half_scale; products of one type that
-// HasUnitMatmul, k a multiple of 32; cudaErrorInvalidValue otherwise.
+// Raises the kernels' shared memory limits; once per device, before the first launch.
+cudaError_t PrepareUnitMatmul();
+
+// One launch. Any rows >= 1 of x.tiles and x.half_scale; products of one type that HasUnitMatmul, k
+// a multiple of 32; cudaErrorInvalidValue otherwise, and for 2^31 column blocks of items and more.
 cudaError_t MultiplyUnits(const Context& context, WeightType type, const UnitProducts& products,
-                          const OperandView& x, int rows, float* partials);
+                          const OperandView& x, int rows, const UnitScratch& scratch);
 
 }  // namespace layercake::kernels::cuda

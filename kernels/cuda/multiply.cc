@@ -27,6 +27,7 @@ OperandView FromRow(const OperandView& view, int64_t row, int64_t k) {
   if (from.half_scale != nullptr) from.half_scale += row;
   if (from.bf16_high != nullptr) from.bf16_high += skip;
   if (from.bf16_low != nullptr) from.bf16_low += skip;
+  from.tiles = nullptr;  // no kernel for few rows reads them
   return from;
 }
 
@@ -79,7 +80,7 @@ class MultiplierImpl final : public Multiplier {
   OperandForms FormsFor(absl::Span<const CudaMatrix* const> matrices, int rows) const override {
     OperandForms forms = 0;
     for (const CudaMatrix* matrix : matrices) {
-      forms |= FormsOfProduct(matrix->type(), matrix->k(), ChoiceRows(rows));
+      forms |= FormsOfProduct(matrix->type(), matrix->k(), ChoiceRows(rows), HasUnits());
     }
     return forms;
   }
@@ -94,7 +95,8 @@ class MultiplierImpl final : public Multiplier {
     std::vector<Product> large;
     for (const Product& product : products) {
       const WeightType type = product.w->type();
-      if ((FormsOfProduct(type, product.w->k(), ChoiceRows(rows)) & ~operand.forms()) != 0) {
+      if ((FormsOfProduct(type, product.w->k(), ChoiceRows(rows), HasUnits()) & ~operand.forms()) !=
+          0) {
         return absl::InvalidArgumentError(absl::StrCat("the operand lacks a form that ",
                                                        WeightTypeName(type), " weights with ", rows,
                                                        " rows read"));
@@ -127,6 +129,7 @@ class MultiplierImpl final : public Multiplier {
   }
 
  private:
+  bool HasUnits() const { return large_ != nullptr && large_->has_units(); }
   // The rows that the choice of kernels is told of.
   int ChoiceRows(int rows) const { return deterministic_ ? std::min(rows, kDecodeRows) : rows; }
 
@@ -200,7 +203,7 @@ absl::StatusOr<std::unique_ptr<Multiplier>> Multiplier::Create(const Context& co
   std::unique_ptr<LargeMatmul> large;
   if (limits.max_rows > kDecodeRows && !limits.deterministic) {
     LargeMatmulOptions options;
-    options.max_quantised_weights = limits.max_weights;
+    options.max_panel_weights = limits.max_panel_weights;
     LC_ASSIGN_OR_RETURN(large, LargeMatmul::Create(context, options));
   }
   return std::make_unique<MultiplierImpl>(context, limits, std::move(partials), std::move(flags),

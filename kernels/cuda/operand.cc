@@ -18,6 +18,7 @@ struct Sizes {
   size_t half = 0;
   size_t half_scale = 0;
   size_t bf16 = 0;  // each of two
+  size_t tiles = 0;
 };
 
 constexpr size_t kAlign = 256;
@@ -33,9 +34,14 @@ Sizes SizesOf(int64_t rows, int64_t k, OperandForms forms) {
                           static_cast<size_t>(ColumnBlocks(k)) * sizeof(FixedBlock));
   }
   if ((forms & kFloat32Form) != 0) sizes.values = Aligned(count * sizeof(float));
-  if ((forms & kFloat16Form) != 0) {
-    sizes.half = Aligned(count * sizeof(uint16_t));
-    sizes.half_scale = Aligned(static_cast<size_t>(rows) * sizeof(float));
+  if ((forms & kFloat16Form) != 0) sizes.half = Aligned(count * sizeof(uint16_t));
+  if ((forms & (kFloat16Form | kTileForm)) != 0) {
+    // Kernels of tiles read those of whole groups.
+    sizes.half_scale = Aligned(static_cast<size_t>(TileGroups(rows) * kTileTokens) * sizeof(float));
+  }
+  if ((forms & kTileForm) != 0) {
+    sizes.tiles = sizeof(uint16_t) *
+                  static_cast<size_t>(TilePieceIndex(TileGroups(rows), ColumnBlocks(k), 0, 0));
   }
   if ((forms & kBfloat16Form) != 0) sizes.bf16 = Aligned(count * sizeof(uint16_t));
   return sizes;
@@ -65,11 +71,11 @@ absl::StatusOr<std::unique_ptr<Operand>> Operand::Create(const Context& context,
   }
   const Sizes sizes = SizesOf(max_rows, max_k, forms);
   auto operand = absl::WrapUnique(new Operand());
-  LC_ASSIGN_OR_RETURN(
-      operand->memory_,
-      DeviceArray::Allocate(
-          context, sizes.fixed + sizes.values + sizes.half + sizes.half_scale + 2 * sizes.bf16,
-          "the operand of the products"));
+  LC_ASSIGN_OR_RETURN(operand->memory_,
+                      DeviceArray::Allocate(context,
+                                            sizes.fixed + sizes.values + sizes.half +
+                                                sizes.half_scale + 2 * sizes.bf16 + sizes.tiles,
+                                            "the operand of the products"));
   std::byte* next = operand->memory_.as<std::byte>();
   const auto take = [&next](size_t bytes) {
     std::byte* at = bytes == 0 ? nullptr : next;
@@ -82,6 +88,8 @@ absl::StatusOr<std::unique_ptr<Operand>> Operand::Create(const Context& context,
   operand->view_.half_scale = reinterpret_cast<float*>(take(sizes.half_scale));
   operand->view_.bf16_high = reinterpret_cast<uint16_t*>(take(sizes.bf16));
   operand->view_.bf16_low = reinterpret_cast<uint16_t*>(take(sizes.bf16));
+  operand->view_.tiles = reinterpret_cast<uint16_t*>(take(sizes.tiles));
+  operand->view_.tile_groups = TileGroups(max_rows);
   operand->max_rows_ = max_rows;
   operand->max_k_ = max_k;
   operand->forms_ = forms;

@@ -166,13 +166,35 @@ __device__ __forceinline__ void WriteFloats(const OperandArguments& arguments, i
   }
 }
 
+// Four bytes at a time: of each half of 16 columns, columns 4t and 4t + 2, then 4t + 1 and 4t + 3.
+__device__ __forceinline__ void WriteTiles(const OperandView& out, int64_t row, int64_t block,
+                                           const LanePlace& place, const float (&v)[8],
+                                           float to_half) {
+  uint16_t* const group =
+      out.tiles + TilePieceIndex(out.tile_groups, block, place.j % 4, row / kTileTokens);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int chunk = 4 * (place.j / 4) + 2 * half;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const __half2 pair =
+          __floats2half2_rn(v[4 * half + odd] * to_half, v[4 * half + odd + 2] * to_half);
+      *reinterpret_cast<__half2*>(group + (chunk + odd) * 64 + row % kTileTokens * 8 +
+                                  2 * place.t) = pair;
+    }
+  }
+}
+
 __device__ __forceinline__ void WriteBlock(const OperandArguments& arguments, int64_t row,
                                            int64_t block, int lane, const LanePlace& place,
                                            const float (&v)[8], float to_half) {
   if ((arguments.forms & kFixedForm) != 0) {
     WriteFixed(v, lane, place, arguments.out.fixed + FixedBlockIndex(arguments.k, row, block));
   }
-  if ((arguments.forms & ~kFixedForm) != 0) {
+  if ((arguments.forms & kTileForm) != 0) {
+    WriteTiles(arguments.out, row, block, place, v, to_half);
+  }
+  if ((arguments.forms & ~(kFixedForm | kTileForm)) != 0) {
     WriteFloats(arguments, row, block, place, v, to_half);
   }
 }
@@ -226,8 +248,13 @@ __device__ HalfScale HalfScaleOf(uint32_t largest_bits) {
           __uint_as_float(static_cast<uint32_t>(e - 10 + 127) << 23)};
 }
 
-// grid: rows. One block per row, one warp per column block in turn.
-template <Kind kKind>
+// Column blocks that a warp keeps in registers where a row has more blocks than warps: all of rows
+// of up to 32,768 values.
+constexpr int kMostKeptBlocks = 4;
+
+// grid: rows. One block per row, one warp per column block in turn: warp w makes w, w + kRowWarps
+// and so on. The first kKeptBlocks of these are read once.
+template <Kind kKind, int kKeptBlocks>
 __global__ void __launch_bounds__(kRowThreads)
     RowOperandKernel(const __grid_constant__ OperandArguments arguments) {
   __shared__ float sums[kRowWarps];
@@ -244,63 +271,76 @@ __global__ void __launch_bounds__(kRowThreads)
     Load8(arguments.source.other, arguments.k, first, place, arguments.vectors, weight);
   }
   GridDependencyWait();
-  float kept[8];
-  RawValues<kKind>(arguments, row, first, place, kept);
+  float kept[kKeptBlocks][8] = {};
+#pragma unroll
+  for (int i = 0; i < kKeptBlocks; ++i) {
+    const int64_t block = first + i * kRowWarps;
+    if (block < blocks) RawValues<kKind>(arguments, row, block, place, kept[i]);
+  }
+  // What is not kept is read again each time.
+  const auto for_the_rest = [&](const auto& use) {
+    for (int64_t block = first + kKeptBlocks * kRowWarps; block < blocks; block += kRowWarps) {
+      float v[8];
+      RawValues<kKind>(arguments, row, block, place, v);
+      use(block, v);
+    }
+  };
   float factor = 1.0f;
   if constexpr (kKind == Kind::kNorm) {
     float sum = 0;
-    for (int64_t block = first; block < blocks; block += kRowWarps) {
-      float v[8];
-      if (block != first) RawValues<kKind>(arguments, row, block, place, v);
+    const auto add = [&](int64_t, const float(&v)[8]) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float x = block == first ? kept[i] : v[i];
-        sum = fmaf(x, x, sum);
-      }
-    }
+      for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
+    };
+#pragma unroll
+    for (int i = 0; i < kKeptBlocks; ++i) add(0, kept[i]);
+    for_the_rest(add);
     sum = BlockSum(sum, sums);
     factor = 1.0f / sqrtf(sum / static_cast<float>(arguments.k) + arguments.source.eps);
   }
-  const auto values = [&](int64_t block, float(&v)[8]) {
-    if (block == first) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = kept[i];
-    } else {
-      RawValues<kKind>(arguments, row, block, place, v);
-      if (kKind == Kind::kNorm) {
+  const auto finish = [&](int64_t block, float(&v)[8]) {
+    if constexpr (kKind == Kind::kNorm) {
+      if (block != first) {
         Load8(arguments.source.other, arguments.k, block, place, arguments.vectors, weight);
       }
+      ApplyNorm(weight, factor, v);
     }
-    if (kKind == Kind::kNorm) ApplyNorm(weight, factor, v);
   };
+#pragma unroll
+  for (int i = 0; i < kKeptBlocks; ++i) {
+    const int64_t block = first + i * kRowWarps;
+    if (block < blocks) finish(block, kept[i]);
+  }
   HalfScale half = {0.0f, 0.0f};
-  if ((arguments.forms & kFloat16Form) != 0) {
+  if ((arguments.forms & (kFloat16Form | kTileForm)) != 0) {
     uint32_t bits = 0;
-    // Backwards, so that the first block's weights are there again for the loop below.
-    for (int64_t block = first + (blocks - 1 - first) / kRowWarps * kRowWarps;
-         block >= first && first < blocks; block -= kRowWarps) {
-      float v[8];
-      if (kKind == Kind::kNorm && block == first) {
-        Load8(arguments.source.other, arguments.k, first, place, arguments.vectors, weight);
-      }
-      values(block, v);
+#pragma unroll
+    for (int i = 0; i < kKeptBlocks; ++i) bits = max(bits, LargestBits(kept[i]));
+    for_the_rest([&](int64_t block, float(&v)[8]) {
+      finish(block, v);
       bits = max(bits, LargestBits(v));
-    }
+    });
     half = HalfScaleOf(BlockMax(bits, largest));
     if (threadIdx.x == 0) arguments.out.half_scale[row] = half.from_half;
   }
-  for (int64_t block = first; block < blocks; block += kRowWarps) {
-    float v[8];
-    values(block, v);
-    WriteBlock(arguments, row, block, lane, place, v, half.to_half);
+#pragma unroll
+  for (int i = 0; i < kKeptBlocks; ++i) {
+    const int64_t block = first + i * kRowWarps;
+    if (block < blocks) WriteBlock(arguments, row, block, lane, place, kept[i], half.to_half);
   }
+  for_the_rest([&](int64_t block, float(&v)[8]) {
+    finish(block, v);
+    WriteBlock(arguments, row, block, lane, place, v, half.to_half);
+  });
 }
 
 template <Kind kKind>
 cudaError_t LaunchKind(const Context& context, const OperandArguments& arguments, int rows) {
   const auto row_count = static_cast<unsigned>(rows);
-  if (kKind == Kind::kNorm || (arguments.forms & kFloat16Form) != 0) {
-    return Launch(context, dim3(row_count), dim3(kRowThreads), 0, RowOperandKernel<kKind>,
+  if (kKind == Kind::kNorm || (arguments.forms & (kFloat16Form | kTileForm)) != 0) {
+    return Launch(context, dim3(row_count), dim3(kRowThreads), 0,
+                  ColumnBlocks(arguments.k) <= kRowWarps ? RowOperandKernel<kKind, 1>
+                                                         : RowOperandKernel<kKind, kMostKeptBlocks>,
                   arguments);
   }
   const auto pieces =

@@ -21,6 +21,8 @@ inline constexpr OperandForms kFloat32Form = 2;
 inline constexpr OperandForms kFloat16Form = 4;
 // bf16 (rows, k) twice: high = round(x), low = round(x - high).
 inline constexpr OperandForms kBfloat16Form = 8;
+// The halves of kFloat16Form, with the same scales, in tiles for wgmma (TilePieceIndex).
+inline constexpr OperandForms kTileForm = 16;
 
 // One row of 256 columns as fixed-point numbers: x = scale * X, X = 256 high + low, |X| <= 32512,
 // both int8. scale = max |x| / 32512; 0 for a block of zeros, NaN (and X = 0) for one that holds a
@@ -51,6 +53,25 @@ LAYERCAKE_HOST_DEVICE constexpr int64_t FixedBlockIndex(int64_t k, int64_t row, 
          row % kFixedGroupRows;
 }
 
+// Tiles of halves: of each column block of 256, four pieces jj of 64 columns: groups jj and jj + 4
+// of
+// 32. A piece holds the rows in groups of eight, 1,024 bytes each: for chunk c in [0, 8), the eight
+// rows' 16 bytes. Chunks 4 upper + 2 half and the one behind it have columns [32 (jj + 4 upper) +
+// 16 half, +16): of columns 4t + b, t in [0, 4), those of even b at halves 2t + b / 2 of the first
+// and those of odd b of the second (wgmma.cuh: places k = 2t.. and 2t + 8..). Columns beyond k are
+// zeros. Groups come in sixteens, so that a kernel may copy up to 128 rows from any group on.
+inline constexpr int kTileTokens = 8;
+inline constexpr int kTileGroupStep = 16;
+LAYERCAKE_HOST_DEVICE constexpr int64_t TileGroups(int64_t rows) {
+  return (rows + kTileTokens * kTileGroupStep - 1) / (kTileTokens * kTileGroupStep) *
+         kTileGroupStep;
+}
+// Where group `group` of a piece begins, in halves; `groups`: those of the whole operand.
+LAYERCAKE_HOST_DEVICE constexpr int64_t TilePieceIndex(int64_t groups, int64_t block, int jj,
+                                                       int64_t group) {
+  return ((block * 4 + jj) * groups + group) * 512;
+}
+
 // Device addresses; null for forms that the operand was not created for.
 struct OperandView {
   FixedBlock* fixed = nullptr;
@@ -59,6 +80,8 @@ struct OperandView {
   float* half_scale = nullptr;    // (rows): x = half * half_scale
   uint16_t* bf16_high = nullptr;  // (rows, k)
   uint16_t* bf16_low = nullptr;   // (rows, k)
+  uint16_t* tiles = nullptr;      // half as tiles
+  int64_t tile_groups = 0;
 };
 
 }  // namespace layercake::kernels::cuda

@@ -14,7 +14,8 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-constexpr OperandForms kAllForms = kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form;
+constexpr OperandForms kAllForms =
+    kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form | kTileForm;
 
 using OperandTest = MatmulTest;
 
@@ -86,7 +87,6 @@ class AllForms : public OperandTest {
     EXPECT_LT(RelativeError(forms.bf16, reference), 1e-5);
   }
 
- private:
   template <typename T>
   std::vector<T> Copy(const T* from, size_t count) {
     std::vector<T> values(count);
@@ -97,6 +97,40 @@ class AllForms : public OperandTest {
 };
 
 constexpr int64_t kOddSizes[] = {1, 33, 896, 3421, 5120, 9000, 27648};
+
+// Where column `column` of row `row` stands among the tiles, in halves (operand_layout.h).
+int64_t TilePlace(int64_t groups, int64_t row, int64_t column) {
+  const int64_t in_block = column % kUnitColumns;
+  const int64_t j = in_block / 32;
+  const int64_t half = in_block % 32 / 16;
+  const int64_t t = in_block % 16 / 4;
+  const int64_t b = in_block % 4;
+  const int64_t chunk = 4 * (j / 4) + 2 * half + b % 2;
+  return TilePieceIndex(groups, column / kUnitColumns, static_cast<int>(j % 4), row / 8) +
+         64 * chunk + 8 * (row % 8) + 2 * t + b / 2;
+}
+
+TEST_F(AllForms, WritesTilesOfTheSameHalves) {
+  base::SeededRandom random(22);
+  for (const int64_t k : {int64_t{32}, int64_t{896}, int64_t{5120}}) {
+    for (const int rows : {1, 17, 130}) {
+      const auto operand =
+          Made(HeavyTailedRows(random, rows, k), rows, k, kFloat16Form | kTileForm);
+      const OperandView& view = operand->view();
+      EXPECT_EQ(view.tile_groups, (rows + 127) / 128 * 16);
+      const auto half = Copy<uint16_t>(view.half, static_cast<size_t>(rows * k));
+      const auto tiles = Copy<uint16_t>(
+          view.tiles, static_cast<size_t>(TilePieceIndex(view.tile_groups, ColumnBlocks(k), 0, 0)));
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < ColumnBlocks(k) * kUnitColumns; ++c) {
+          const uint16_t expected = c < k ? half[static_cast<size_t>(r * k + c)] : uint16_t{0};
+          ASSERT_EQ(tiles[static_cast<size_t>(TilePlace(view.tile_groups, r, c))], expected)
+              << "row " << r << " of " << rows << ", column " << c << " of " << k;
+        }
+      }
+    }
+  }
+}
 
 TEST_F(AllForms, HoldPlainRows) {
   base::SeededRandom random(22);

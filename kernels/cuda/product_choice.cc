@@ -11,7 +11,7 @@ ProductKernel ChooseProductKernel(WeightType type, int64_t k, int rows) {
   return UnitBytes(type) == 0 ? ProductKernel::kFloat : ProductKernel::kDecode;
 }
 
-OperandForms FormsOfProduct(WeightType type, int64_t k, int rows) {
+OperandForms FormsOfProduct(WeightType type, int64_t k, int rows, bool has_units) {
   switch (ChooseProductKernel(type, k, rows)) {
     case ProductKernel::kDecode:
       return kFixedForm;
@@ -20,7 +20,7 @@ OperandForms FormsOfProduct(WeightType type, int64_t k, int rows) {
     case ProductKernel::kLarge:
       break;
   }
-  return LargeForms(type);
+  return LargeForms(type, has_units);
 }
 
 }  // namespace layercake::kernels::cuda

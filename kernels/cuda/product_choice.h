@@ -17,7 +17,8 @@ enum class ProductKernel : uint8_t {
 // Up to kDecodeRows rows never take kLarge: they belong to one family of kernels.
 ProductKernel ChooseProductKernel(WeightType type, int64_t k, int rows);
 
-// The forms of the operand that the choice reads.
-OperandForms FormsOfProduct(WeightType type, int64_t k, int rows);
+// The forms of the operand that the choice reads; `has_units`: whether the device can multiply by
+// units (matmul_units.h).
+OperandForms FormsOfProduct(WeightType type, int64_t k, int rows, bool has_units);
 
 }  // namespace layercake::kernels::cuda

@@ -27,10 +27,10 @@ TEST(ProductChoice, GivesPromptsToTheMatrixLibrary) {
 }
 
 TEST(ProductChoice, AsksForTheFormsOfItsKernels) {
-  EXPECT_EQ(FormsOfProduct(WeightType::kQ4_K, 5120, 16), kFixedForm);
-  EXPECT_EQ(FormsOfProduct(WeightType::kF32, 5120, 16), kFloat32Form);
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ4_K, 5120, 16, true), kFixedForm);
+  EXPECT_EQ(FormsOfProduct(WeightType::kF32, 5120, 16, true), kFloat32Form);
   for (const WeightType type : kAllTypes) {
-    EXPECT_NE(FormsOfProduct(type, 5120, 512), 0u) << WeightTypeName(type);
+    EXPECT_NE(FormsOfProduct(type, 5120, 512, true), 0u) << WeightTypeName(type);
   }
 }
 

@@ -1,0 +1,155 @@
+// The weights of a unit (unit_layout.h) as the left operand of f16 tensor-core instructions: a warp
+// takes a unit, and each lane makes its fragments in registers.
+//
+// A weight is q * s (+ m), s and m being the format's float32 values times kUnitWeightScale rounded
+// to f16; the result is rounded once more.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/matmul_units.h"
+#include "kernels/cuda/unit_reader.cuh"
+
+namespace layercake::kernels::cuda {
+
+// The scales of rows g and g + 8 of a unit, g = lane / 4. Each of a row's four lanes makes those of
+// groups t and t + 4 (t = lane % 4) of 32 columns, and lends them to the others.
+template <WeightType kType>
+class LaneScales {
+ public:
+  // Of a group: (scale, minimum), or the scales of its two halves of 16 columns.
+  static constexpr bool kOfHalves = kType == WeightType::kQ6_K;
+
+  __device__ __forceinline__ void Load(const std::byte* unit, int lane) {
+    constexpr UnitFormat kFormat = UnitFormatOf(kType);
+    const int t = lane % 4;
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      const int row = lane / 4 + 8 * lower;
+      const uint4 w = *reinterpret_cast<const uint4*>(unit + kFormat.header[0] + 16 * row);
+      if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
+        const float d = HalfBits(w.x & 0xffffu) * kUnitWeightScale;
+        const float m = HalfBits(w.x >> 16) * -kUnitWeightScale;
+        const uint32_t scales = w.y >> (8 * t);  // of group t; on top two bits of group t + 4
+        const uint32_t minima = w.z >> (8 * t);
+        const uint32_t rest = w.w >> (8 * t);
+        own_[lower][0] = Pair(d * Float(scales & 63u), m * Float(minima & 63u));
+        own_[lower][1] = Pair(d * Float((rest & 15u) | ((scales >> 2) & 48u)),
+                              m * Float(((rest >> 4) & 15u) | ((minima >> 2) & 48u)));
+      } else if constexpr (kType == WeightType::kQ6_K) {
+        const uint32_t d_bits =
+            *reinterpret_cast<const uint16_t*>(unit + kFormat.header[1] + 2 * row);
+        const float d = HalfBits(d_bits) * kUnitWeightScale;
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          const uint32_t word = upper == 0 ? (t < 2 ? w.x : w.y) : (t < 2 ? w.z : w.w);
+          const uint32_t both = word >> (16 * (t % 2));
+          own_[lower][upper] = Pair(d * static_cast<float>(static_cast<int8_t>(both & 255u)),
+                                    d * static_cast<float>(static_cast<int8_t>(both >> 8 & 255u)));
+        }
+      } else {
+        static_assert(kType == WeightType::kQ8_0);
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          const uint32_t word = upper == 0 ? (t < 2 ? w.x : w.y) : (t < 2 ? w.z : w.w);
+          own_[lower][upper] =
+              Pair(HalfBits(word >> (16 * (t % 2)) & 0xffffu) * kUnitWeightScale, 0.0f);
+        }
+      }
+    }
+  }
+
+  // Of group jj + 4 upper in row g + 8 lower. Every lane of the warp calls it together.
+  __device__ __forceinline__ __half2 Of(int jj, int upper, int lower, int lane) const {
+    const uint32_t bits = __shfl_sync(~0u, own_[lower][upper], (lane & ~3) | jj);
+    return *reinterpret_cast<const __half2*>(&bits);
+  }
+
+ private:
+  static __device__ __forceinline__ float Float(uint32_t integer) {
+    return static_cast<float>(integer);
+  }
+  static __device__ __forceinline__ uint32_t Pair(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+
+  uint32_t own_[2][2];
+};
+
+// Four weights of a row as two pairs: of bytes 0 and 2, and of bytes 1 and 3.
+template <WeightType kType>
+__device__ __forceinline__ void HalfWeights(uint32_t codes, __half2 factor, __half2 addend,
+                                            uint32_t* even, uint32_t* odd) {
+  // Byte c behind 0x64 is the half 1024 + c; the difference to 1024 + bias is exact.
+  const __half2 zero = __half2half2(__int2half_rn(1024 + CodeBias<kType>()));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t bits = SelectBytes(codes, 0x64646464u, i == 0 ? 0x4240u : 0x4341u);
+    const __half2 integers = __hsub2(*reinterpret_cast<const __half2*>(&bits), zero);
+    __half2 weights;
+    if constexpr (RowHeader<kType>::kHasMinimum) {
+      weights = __hfma2(integers, factor, addend);
+    } else {
+      weights = __hmul2(integers, factor);
+    }
+    *(i == 0 ? even : odd) = *reinterpret_cast<const uint32_t*>(&weights);
+  }
+}
+
+// The four words of each plane that a lane needs for groups jj and jj + 4 of a unit.
+template <WeightType kType>
+class LaneWords {
+ public:
+  __device__ __forceinline__ void Load(const std::byte* unit, int jj, int lane) {
+    const auto load = [&](int plane, int step) {
+      return *reinterpret_cast<const uint4*>(unit + plane + 512 * step + 16 * lane);
+    };
+    main_[0] = load(0, jj);
+    if constexpr (kFormat.main == MainPlane::kByte) main_[1] = load(0, jj + 4);
+    if constexpr (kFormat.pair >= 0) pair_ = load(kFormat.pair, jj / 2);
+    if constexpr (kFormat.bit >= 0) bit_ = load(kFormat.bit, 0);
+  }
+  // Those of register (jj + 4 upper, lane, i).
+  __device__ __forceinline__ PlaneWords Of(int upper, int i) const {
+    PlaneWords words = {};
+    words.main = Word(main_[kFormat.main == MainPlane::kByte ? upper : 0], i);
+    if constexpr (kFormat.pair >= 0) words.pair = Word(pair_, i);
+    if constexpr (kFormat.bit >= 0) words.bit = Word(bit_, i);
+    return words;
+  }
+
+ private:
+  static constexpr UnitFormat kFormat = UnitFormatOf(kType);
+
+  static __device__ __forceinline__ uint32_t Word(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+  }
+
+  uint4 main_[kFormat.main == MainPlane::kByte ? 2 : 1];
+  uint4 pair_, bit_;
+};
+
+// The fragments (wgmma.cuh) of group jj + 4 upper: eight registers, four for each half of 16
+// columns. Column 4t + b of a half stands at place 2t + b / 2 for even b, 8 + 2t + b / 2 for odd b.
+template <WeightType kType>
+__device__ __forceinline__ void MakeFragments(const LaneWords<kType>& words,
+                                              const LaneScales<kType>& scales, int jj, int upper,
+                                              int lane, uint32_t (&a)[8]) {
+  const int j = jj + 4 * upper;
+#pragma unroll
+  for (int lower = 0; lower < 2; ++lower) {
+    const __half2 pair = scales.Of(jj, upper, lower, lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t codes = PackedCodes<kType>(words.Of(upper, 2 * half + lower), j);
+      const bool high = LaneScales<kType>::kOfHalves && half == 1;
+      HalfWeights<kType>(codes, high ? __high2half2(pair) : __low2half2(pair), __high2half2(pair),
+                         &a[4 * half + lower], &a[4 * half + 2 + lower]);
+    }
+  }
+}
+
+}  // namespace layercake::kernels::cuda
