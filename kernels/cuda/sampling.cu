@@ -115,25 +115,26 @@ __device__ __noinline__ void ReportTop(float of_thread, SampleOutcome* outcome,
 
 // ---- drawing
 
-// How many of the `count` sorted keys stay.
+// How many of the `count` sorted keys stay. `total`: the weight of the row, when top_k is off.
 __device__ __forceinline__ int KeepFew(const RowView& row, const SampleJob& job, int count,
                                        bool top_k, Weight total, SampleMemory& memory) {
+  static_assert(kMostInRange <= kSampleThreads);  // one round when top_k cuts
   if (top_k) count = min(count, job.top_k);
   if (!(job.top_p < 1)) return count;
-  if (top_k) {
-    Weight own = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kSampleThreads) {
-      own += row.WeightOf(LogitOf(memory.keys[i]));
-    }
-    total = ReduceBlock({own, 0}, memory, SumOfBoth()).first;
+  int kept = 0;
+  Weight before = 0;
+  for (int first = 0; first < count; first += kSampleThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const Weight weight = i < count ? row.WeightOf(LogitOf(memory.keys[i])) : 0;
+    Pair all = {0, 0};
+    const Pair through = ScanBlock({0, weight}, memory, &all);
+    if (top_k) total = all.second;
+    const bool stays =
+        i < count && before + through.second - weight < WeightWanted(job.top_p, total);
+    kept += __syncthreads_count(stays ? 1 : 0);
+    before += all.second;
   }
-  const TokenKey least =
-      CutSorted(row, count, {true, WeightWanted(job.top_p, total)}, {0, 0}, memory).least;
-  Weight own = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kSampleThreads) {
-    own += memory.keys[i] >= least ? 1 : 0;
-  }
-  return static_cast<int>(ReduceBlock({own, 0}, memory, SumOfBoth()).first);
+  return kept;
 }
 
 // The least key that stays, whatever there is. `total`: the weight of the row.
@@ -149,7 +150,8 @@ __device__ __forceinline__ TokenKey KeepMany(const RowView& row, const SampleJob
   return Select<kBlocks>(least, {true, WeightWanted(job.top_p, total)}, memory).least;
 }
 
-// The token of memory.row, in every thread of the team's first block.
+// The token of memory.row, in every thread of the team's first block. The others are done then:
+// their memory is not looked at afterwards.
 template <int kBlocks>
 __device__ __noinline__ int32_t Draw(int32_t vocabulary, float of_thread, SampleMemory& memory,
                                      int turn) {
@@ -173,8 +175,10 @@ __device__ __noinline__ int32_t Draw(int32_t vocabulary, float of_thread, Sample
     const bool few = staged.count <= kMaxSorted &&
                      (top_k || staged.weight >= WeightWanted(job.top_p, staged.all));
     if (few) {
-      if (BlockTeam<kBlocks>::Rank() != 0) return -1;
-      Collect<kBlocks>(memory);
+      const bool first = BlockTeam<kBlocks>::Rank() == 0;
+      if (first) Collect<kBlocks>(memory);
+      BlockTeam<kBlocks>::Sync();  // nobody needs the others any more
+      if (!first) return -1;
       auto count = static_cast<int>(staged.count);
       SortKeys(count, memory);
       count = KeepFew(row, job, count, top_k, staged.all, memory);
@@ -274,14 +278,14 @@ __global__ void __launch_bounds__(kSampleThreads, kBlocks == 1 ? 1 : 2)
       largest = FindLargest<kBlocks>(row, memory, turn);
     }
   }
-  int32_t token = -1;
-  if (usable && IsUsable(largest)) {
-    token = TokenOf(largest.key);
-    if (job.temperature > 0) {
-      row.inverse_temperature = fminf(1.0f / job.temperature, 1e30f);
-      Keep(row, largest, memory);
-      token = Draw<kBlocks>(arguments.vocabulary, largest.of_thread, memory, turn);
-    }
+  const bool drawable = usable && IsUsable(largest);
+  int32_t token = drawable ? TokenOf(largest.key) : -1;
+  if (drawable && job.temperature > 0) {
+    row.inverse_temperature = fminf(1.0f / job.temperature, 1e30f);
+    Keep(row, largest, memory);
+    token = Draw<kBlocks>(arguments.vocabulary, largest.of_thread, memory, turn);
+  } else {
+    Team::Sync();  // the first block may still collect what others staged
   }
   if constexpr (kBlocks == 1) {
     if (usable) TakeBackPenalties(logits, job);
@@ -293,7 +297,6 @@ __global__ void __launch_bounds__(kSampleThreads, kBlocks == 1 ? 1 : 2)
     }
     WriteHeader(header, outcome);
   }
-  Team::Sync();  // the first block read others' memory
 }
 
 template <int kBlocks>
@@ -346,8 +349,13 @@ cudaError_t LaunchRows(const Context& context, Kernel* kernel, const SamplingSha
 
 cudaError_t PrepareSampling(const Context& context) {
   if (context.compute_major < 9) return cudaSuccess;
-  return AllowSharedBytes(SampleKernel<kSampleBlocks>,
-                          static_cast<size_t>(context.max_shared_bytes));
+  const cudaError_t allowed =
+      AllowSharedBytes(SampleKernel<kSampleBlocks>, static_cast<size_t>(context.max_shared_bytes));
+  if (allowed != cudaSuccess) return allowed;
+  // Else the driver may leave room for one block only, where two fit.
+  return cudaFuncSetAttribute(SampleKernel<kSampleBlocks>,
+                              cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
 }
 
 cudaError_t LaunchSample(const Context& context, float* logits, int64_t vocabulary,

@@ -103,6 +103,8 @@ struct alignas(16) SampleMemory {
   uint32_t count[kBins];
   uint32_t weight_low[kBins];
   uint32_t weight_high[kBins];  // of 2^32 low ones
+  // Counts of all blocks' histograms, none above the number of threads; peers write them.
+  uint16_t counts[kSampleBlocks][kBins];
   // Keys that the block contributes to a selection; peers read them.
   TokenKey staged[kMaxSorted];
   union {
@@ -207,8 +209,12 @@ __device__ __forceinline__ BestToken ReduceBest(BestToken best, SampleMemory& me
   }
   if (threadIdx.x % 32 == 0) memory.warp_best[threadIdx.x / 32] = best;
   __syncthreads();
-  for (int w = 0; w < kSampleWarps; ++w) {
-    best.Offer(memory.warp_best[w].value, memory.warp_best[w].token);
+  best = memory.warp_best[threadIdx.x % kSampleWarps];
+#pragma unroll
+  for (int mask = kSampleWarps / 2; mask > 0; mask /= 2) {
+    const double value = __shfl_xor_sync(0xffffffffu, best.value, mask);
+    const int32_t token = __shfl_xor_sync(0xffffffffu, best.token, mask);
+    best.Offer(value, token);
   }
   return best;
 }

@@ -48,6 +48,24 @@ __device__ __forceinline__ void ClearHistogram(SampleMemory& memory) {
   __syncthreads();
 }
 
+// The bin where the target is reached, or the last one that holds tokens. `own`: count and weight
+// of the bin that has this thread's number.
+__device__ __forceinline__ Cut CutAt(Pair own, const Target& target, SampleMemory& memory) {
+  Pair all = {0, 0};
+  const Pair through = ScanBlock(own, memory, &all);
+  const Weight here = target.by_weight ? through.second : through.first;
+  const Weight before = here - (target.by_weight ? own.second : own.first);
+  const Weight most = target.by_weight ? all.second : all.first;
+  const bool reached = before < target.value && here >= target.value;
+  const bool last = most < target.value && own.first > 0 && through.first == all.first;
+  if (reached || last) {
+    memory.cut = {static_cast<int>(threadIdx.x), reached,       through.first - own.first,
+                  through.second - own.second,   through.first, all.second};
+  }
+  __syncthreads();
+  return memory.cut;
+}
+
 // Adds the blocks' histograms up and finds the bin where the target is reached, or the last one
 // that holds tokens.
 template <int kBlocks>
@@ -71,20 +89,7 @@ __device__ __forceinline__ Cut CutHistogram(const Target& target, SampleMemory& 
   told.merged.count[bin] = count;
   told.merged.weight[bin] = weight;
   Team::Sync();
-  const Pair own = {memory.merged.count[tid], memory.merged.weight[tid]};
-  Pair all = {0, 0};
-  const Pair through = ScanBlock(own, memory, &all);
-  const Weight here = target.by_weight ? through.second : through.first;
-  const Weight before = here - (target.by_weight ? own.second : own.first);
-  const Weight most = target.by_weight ? all.second : all.first;
-  const bool reached = before < target.value && here >= target.value;
-  const bool last = most < target.value && own.first > 0 && through.first == all.first;
-  if (reached || last) {
-    memory.cut = {tid,           reached,   through.first - own.first, through.second - own.second,
-                  through.first, all.second};
-  }
-  __syncthreads();
-  return memory.cut;
+  return CutAt({memory.merged.count[tid], memory.merged.weight[tid]}, target, memory);
 }
 
 // The cut among the tokens for which bin_of gives a bin (not -1).
@@ -125,6 +130,24 @@ struct Range {
   }
 };
 
+// The same for a histogram of small counts and no weights: all blocks tell all others everything.
+template <int kBlocks>
+__device__ __forceinline__ Cut CutCounts(const Target& target, SampleMemory& memory) {
+  using Team = BlockTeam<kBlocks>;
+  const int tid = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  const auto count = static_cast<uint16_t>(memory.count[tid]);
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    *Team::At(&memory.counts[Team::Rank()][tid], block) = count;
+  }
+  Team::Sync();
+  Weight sum = 0;
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) sum += memory.counts[block][tid];
+  return CutAt({sum, 0}, target, memory);
+}
+
 // A range with the row's best `wanted` tokens (all, when it has fewer). Instead of the tokens it
 // counts the largest of each thread, `of_thread`: as many as are wanted lie in the range, so at
 // least as many tokens do, and few more, since the best tokens of a row seldom meet in one thread.
@@ -140,7 +163,7 @@ __device__ __forceinline__ Range RangeOfBest(const RowView& row, float of_thread
     const int bin = place < static_cast<float>(kBins - 1) ? static_cast<int>(place) : kBins - 1;
     atomicAdd(&memory.count[bin], 1u);
   }
-  const Cut cut = CutHistogram<kBlocks>({false, static_cast<Weight>(wanted)}, memory);
+  const Cut cut = CutCounts<kBlocks>({false, static_cast<Weight>(wanted)}, memory);
   const bool everything = !cut.reached || cut.bin == kBins - 1;
   return {row.max, scale, everything ? INFINITY : static_cast<float>(cut.bin + 1)};
 }

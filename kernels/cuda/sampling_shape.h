@@ -10,7 +10,7 @@ namespace layercake::kernels::cuda {
 // Blocks of a cluster that samples one row. Eight is what every device with clusters has.
 inline constexpr int kSampleBlocks = 8;
 // What one block's shared memory holds besides logits.
-inline constexpr size_t kSampleMemoryBytes = size_t{26} << 10;
+inline constexpr size_t kSampleMemoryBytes = size_t{34} << 10;
 
 struct SamplingShape {
   int blocks = 1;           // of one row: kSampleBlocks, or 1 that reads the row where it lies
