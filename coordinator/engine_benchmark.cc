@@ -6,13 +6,13 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/virtual_loop.h"
 #include "coordinator/engine_impl.h"
-#include "coordinator/testing/fake_link.h"
+#include "coordinator/testing/played_workers.h"
 #include "coordinator/testing/word_tokenizer.h"
-#include "proto/protocol_version.h"
 
 namespace layercake::coordinator {
 namespace {
@@ -30,7 +30,7 @@ struct DeafSink final : RequestSink {
 
 class Load {
  public:
-  Load(int sequences, bool run_ahead) : run_ahead_(run_ahead) {
+  Load(int sequences, bool run_ahead) {
     EngineOptions options;
     for (uint32_t i = 0; i < kStages; ++i) options.chain.plan.stages.push_back({i, i + 1});
     options.chain.plan.ring.set_plan_slot_bytes(16 << 20);
@@ -46,7 +46,7 @@ class Load {
         EngineImpl::Events{
             .on_changed = [] {}, .on_ready = [](bool) {}, .on_stopped = [](absl::Status) {}});
     engine_->Start();
-    for (int stage = 0; stage < kStages; ++stage) Connect(stage);
+    workers_.emplace(*engine_, loop_, kStages, run_ahead);
     for (int i = 0; i < sequences; ++i) {
       PreparedRequest request;
       request.prompt.assign(static_cast<size_t>(8 + i % 64), i % 7);
@@ -61,7 +61,8 @@ class Load {
 
   // Answers the oldest plan.
   void Step() {
-    const v1::MicroBatchPlan plan = std::move(*first_->received[next_++].mutable_plan());
+    std::vector<v1::ToWorker>& received = workers_->first().received;
+    const v1::MicroBatchPlan plan = std::move(*received[next_++].mutable_plan());
     v1::FromWorker message;
     v1::StepResult& result = *message.mutable_step_result();
     result.set_term(plan.term());
@@ -75,66 +76,19 @@ class Load {
       one.add_tokens()->set_token(static_cast<int32_t>(row.kv_position() % 7));
     }
     if (next_ > 1024) {
-      first_->received.erase(first_->received.begin(),
-                             first_->received.begin() + static_cast<std::ptrdiff_t>(next_));
+      received.erase(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(next_));
       next_ = 0;
     }
-    last_->Say(std::move(message));
+    workers_->last().Say(std::move(message));
     loop_.RunPosted();
   }
 
  private:
-  void Connect(int stage) {
-    auto worker = std::make_shared<FakeWorkerEnd>();
-    engine_->AddSession(std::make_unique<FakeLink>(worker), "here");
-    loop_.RunPosted();
-    v1::FromWorker hello;
-    hello.mutable_hello()->set_protocol_version(kProtocolVersion);
-    hello.mutable_hello()->set_role(v1::WORKER_ROLE_STAGE);
-    if (run_ahead_) hello.mutable_hello()->add_capabilities(v1::CAPABILITY_AUTO_CONTINUE);
-    worker->Say(hello);
-    workers_.push_back(worker);
-    if (stage + 1 < kStages) return;
-    first_ = workers_.front();
-    last_ = workers_.back();
-    if (run_ahead_) {
-      SayReady(*first_, v1::ChannelReady::END_FEEDBACK_RECEIVER);
-      SayReady(*last_, v1::ChannelReady::END_FEEDBACK_SENDER);
-    }
-    for (size_t i = 0; i < workers_.size(); ++i) {
-      if (i > 0) SayReady(*workers_[i], v1::ChannelReady::END_RECEIVER);
-      if (i + 1 < workers_.size()) SayReady(*workers_[i], v1::ChannelReady::END_SENDER);
-      v1::FromWorker ready;
-      ready.mutable_stage_ready()->set_term(1);
-      ready.mutable_stage_ready()->set_epoch(1);
-      workers_[i]->Say(ready);
-    }
-    first_->received.clear();
-    v1::FromWorker tested;
-    tested.mutable_step_result()->set_term(1);
-    tested.mutable_step_result()->set_epoch(1);
-    tested.mutable_step_result()->set_step(1);
-    tested.mutable_step_result()->add_results()->add_tokens();
-    last_->Say(tested);
-    loop_.RunPosted();
-  }
-
-  static void SayReady(FakeWorkerEnd& worker, v1::ChannelReady::End end) {
-    v1::FromWorker ready;
-    ready.mutable_channel_ready()->set_term(1);
-    ready.mutable_channel_ready()->set_epoch(1);
-    ready.mutable_channel_ready()->set_end(end);
-    worker.Say(ready);
-  }
-
-  const bool run_ahead_;
   base::VirtualLoop loop_;
   base::SeededRandom random_{1};
   const std::unique_ptr<model::Tokenizer> tokenizer_ = MakeWordTokenizer();
   std::unique_ptr<EngineImpl> engine_;
-  std::vector<std::shared_ptr<FakeWorkerEnd>> workers_;
-  std::shared_ptr<FakeWorkerEnd> first_;
-  std::shared_ptr<FakeWorkerEnd> last_;
+  std::optional<testing::PlayedWorkers> workers_;
   size_t next_ = 0;
 };
 

@@ -13,9 +13,8 @@
 
 #include "base/virtual_loop.h"
 #include "coordinator/engine_impl.h"
-#include "coordinator/testing/fake_link.h"
+#include "coordinator/testing/played_workers.h"
 #include "coordinator/testing/word_tokenizer.h"
-#include "proto/protocol_version.h"
 
 namespace layercake::coordinator::testing {
 
@@ -69,30 +68,7 @@ class EngineRig {
                            .on_ready = [](bool) {},
                            .on_stopped = [this](absl::Status status) { stopped = status; }});
     engine_->Start();
-    for (int i = 0; i < stages; ++i) AddWorker(offers);
-    for (int i = 0; i < stages; ++i) {
-      if (i > 0) SayReady(i, v1::ChannelReady::END_RECEIVER);
-      if (i + 1 < stages) SayReady(i, v1::ChannelReady::END_SENDER);
-    }
-    if (stages > 1 && offers) {
-      SayReady(0, v1::ChannelReady::END_FEEDBACK_RECEIVER);
-      SayReady(stages - 1, v1::ChannelReady::END_FEEDBACK_SENDER);
-    }
-    for (const auto& worker : workers_) {
-      v1::FromWorker ready;
-      ready.mutable_stage_ready()->set_term(1);
-      ready.mutable_stage_ready()->set_epoch(1);
-      worker->Say(ready);
-    }
-    workers_.front()->received.clear();
-    v1::FromWorker tested;
-    v1::StepResult& result = *tested.mutable_step_result();
-    result.set_term(1);
-    result.set_epoch(1);
-    result.set_step(1);
-    result.add_results()->add_tokens();
-    workers_.back()->Say(tested);
-    loop_.RunPosted();
+    workers_.emplace(*engine_, loop_, stages, offers);
   }
 
   std::shared_ptr<RigSink> Ask(PreparedRequest request) {
@@ -114,10 +90,10 @@ class EngineRig {
   void Advance(absl::Duration time) { loop_.Advance(time); }
 
   // Plans that were sent, and how many of them were answered.
-  int sent() const { return static_cast<int>(workers_.front()->received.size()); }
+  int sent() const { return static_cast<int>(workers_->first().received.size()); }
   int answered() const { return answered_; }
   const v1::MicroBatchPlan& plan(int index) const {
-    return workers_.front()->received[static_cast<size_t>(index)].plan();
+    return workers_->first().received[static_cast<size_t>(index)].plan();
   }
 
   // Answers the oldest plan; false when there is none. `broken`: this sequence met a NaN.
@@ -135,7 +111,7 @@ class EngineRig {
       if (row.sample_bitmap().empty()) continue;
       AddResult(asked.step(), row, row.sequence() == broken, result);
     }
-    workers_.back()->Say(message);
+    workers_->last().Say(message);
     loop_.RunPosted();
     return true;
   }
@@ -150,24 +126,6 @@ class EngineRig {
   std::optional<absl::Status> stopped;
 
  private:
-  void AddWorker(bool offers) {
-    auto worker = std::make_shared<FakeWorkerEnd>();
-    engine_->AddSession(std::make_unique<FakeLink>(worker), "here");
-    loop_.RunPosted();
-    v1::FromWorker hello;
-    hello.mutable_hello()->set_protocol_version(kProtocolVersion);
-    hello.mutable_hello()->set_role(v1::WORKER_ROLE_STAGE);
-    if (offers) hello.mutable_hello()->add_capabilities(v1::CAPABILITY_AUTO_CONTINUE);
-    worker->Say(hello);
-    workers_.push_back(std::move(worker));
-  }
-  void SayReady(int stage, v1::ChannelReady::End end) {
-    v1::FromWorker ready;
-    ready.mutable_channel_ready()->set_term(1);
-    ready.mutable_channel_ready()->set_epoch(1);
-    ready.mutable_channel_ready()->set_end(end);
-    workers_[static_cast<size_t>(stage)]->Say(ready);
-  }
   void AddResult(uint64_t step, const v1::RowDescriptor& row, bool broken, v1::StepResult& result) {
     v1::SequenceResult& one = *result.add_results();
     one.set_sequence(row.sequence());
@@ -193,7 +151,7 @@ class EngineRig {
   base::SeededRandom random_{1};
   const std::unique_ptr<model::Tokenizer> tokenizer_ = MakeWordTokenizer();
   std::unique_ptr<EngineImpl> engine_;
-  std::vector<std::shared_ptr<FakeWorkerEnd>> workers_;
+  std::optional<PlayedWorkers> workers_;
   std::map<std::pair<uint64_t, uint64_t>, int32_t> sampled_;  // by sequence and step
   int answered_ = 0;
 };
