@@ -146,14 +146,25 @@ inline __m128i Iq4Table() {
   return _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
 }
 
-struct FormatQ4_0 {
-  static constexpr WeightType kType = WeightType::kQ4_0;
-  static constexpr int kBytes = 18;
+// Formats of one group a block that start with an f16 scale; with an f16 scale and an f16 minimum.
+template <WeightType type, int bytes>
+struct Scaled {
+  static constexpr WeightType kType = type;
+  static constexpr int kBytes = bytes;
   static constexpr int kGroups = 1;
   static void Scales(const uint8_t* row, int64_t groups, float* scales, float*) {
     HalfScales(row, kBytes, groups, scales);
   }
   static NothingShared Prepare(const uint8_t*) { return {}; }
+};
+template <WeightType type, int bytes>
+struct ScaledWithMinimum : Scaled<type, bytes> {
+  static void Scales(const uint8_t* row, int64_t groups, float* scales, float* minima) {
+    HalfScalesAndMinima(row, bytes, groups, scales, minima);
+  }
+};
+
+struct FormatQ4_0 : Scaled<WeightType::kQ4_0, 18> {
   template <int g>
   static void Unpack(const uint8_t* block, NothingShared, __m256i& lo, __m256i& hi) {
     const Nibbles q(block + 2);
@@ -162,14 +173,7 @@ struct FormatQ4_0 {
   }
 };
 
-struct FormatQ4_1 {
-  static constexpr WeightType kType = WeightType::kQ4_1;
-  static constexpr int kBytes = 20;
-  static constexpr int kGroups = 1;
-  static void Scales(const uint8_t* row, int64_t groups, float* scales, float* minima) {
-    HalfScalesAndMinima(row, kBytes, groups, scales, minima);
-  }
-  static NothingShared Prepare(const uint8_t*) { return {}; }
+struct FormatQ4_1 : ScaledWithMinimum<WeightType::kQ4_1, 20> {
   template <int g>
   static void Unpack(const uint8_t* block, NothingShared, __m256i& lo, __m256i& hi) {
     const Nibbles q(block + 4);
@@ -178,14 +182,7 @@ struct FormatQ4_1 {
   }
 };
 
-struct FormatQ5_0 {
-  static constexpr WeightType kType = WeightType::kQ5_0;
-  static constexpr int kBytes = 22;
-  static constexpr int kGroups = 1;
-  static void Scales(const uint8_t* row, int64_t groups, float* scales, float*) {
-    HalfScales(row, kBytes, groups, scales);
-  }
-  static NothingShared Prepare(const uint8_t*) { return {}; }
+struct FormatQ5_0 : Scaled<WeightType::kQ5_0, 22> {
   template <int g>
   static void Unpack(const uint8_t* block, NothingShared, __m256i& lo, __m256i& hi) {
     const Nibbles q(block + 6);
@@ -195,14 +192,7 @@ struct FormatQ5_0 {
   }
 };
 
-struct FormatQ5_1 {
-  static constexpr WeightType kType = WeightType::kQ5_1;
-  static constexpr int kBytes = 24;
-  static constexpr int kGroups = 1;
-  static void Scales(const uint8_t* row, int64_t groups, float* scales, float* minima) {
-    HalfScalesAndMinima(row, kBytes, groups, scales, minima);
-  }
-  static NothingShared Prepare(const uint8_t*) { return {}; }
+struct FormatQ5_1 : ScaledWithMinimum<WeightType::kQ5_1, 24> {
   template <int g>
   static void Unpack(const uint8_t* block, NothingShared, __m256i& lo, __m256i& hi) {
     const Nibbles q(block + 8);
@@ -211,14 +201,7 @@ struct FormatQ5_1 {
   }
 };
 
-struct FormatQ8_0 {
-  static constexpr WeightType kType = WeightType::kQ8_0;
-  static constexpr int kBytes = 34;
-  static constexpr int kGroups = 1;
-  static void Scales(const uint8_t* row, int64_t groups, float* scales, float*) {
-    HalfScales(row, kBytes, groups, scales);
-  }
-  static NothingShared Prepare(const uint8_t*) { return {}; }
+struct FormatQ8_0 : Scaled<WeightType::kQ8_0, 34> {
   template <int g>
   static void Unpack(const uint8_t* block, NothingShared, __m256i& lo, __m256i& hi) {
     lo = _mm256_cvtepi8_epi16(Load128(block + 2));
@@ -226,14 +209,7 @@ struct FormatQ8_0 {
   }
 };
 
-struct FormatIq4Nl {
-  static constexpr WeightType kType = WeightType::kIQ4_NL;
-  static constexpr int kBytes = 18;
-  static constexpr int kGroups = 1;
-  static void Scales(const uint8_t* row, int64_t groups, float* scales, float*) {
-    HalfScales(row, kBytes, groups, scales);
-  }
-  static NothingShared Prepare(const uint8_t*) { return {}; }
+struct FormatIq4Nl : Scaled<WeightType::kIQ4_NL, 18> {
   template <int g>
   static void Unpack(const uint8_t* block, NothingShared, __m256i& lo, __m256i& hi) {
     LookUp(block + 2, Iq4Table(), lo, hi);
