@@ -102,15 +102,16 @@ void Scheduler::SetPaused(SequenceId id, bool paused) {
 void Scheduler::StepDone(StepId step, base::Instant now) {
   LC_CHECK(!in_flight_.empty() && in_flight_.front().step == step, "step ",
            static_cast<uint64_t>(step), " is not the oldest in flight");
-  const bool full = in_flight() >= flight_.wanted() && !in_flight_.front().copies;
+  const bool lapsed = std::exchange(lapsed_, false);
+  const bool full = in_flight() >= flight_.wanted() && !lapsed && !in_flight_.front().copies;
   const StepInFlight done = std::move(in_flight_.front());
   in_flight_.pop_front();
-  prompt_rows_in_flight_ -= done.prompt_rows;
+  prompt_rows_in_flight_ -= static_cast<int64_t>(done.prompts.rows);
   if (!done.rows.empty()) {
-    const int work = decoding_ + 2 * static_cast<int>(prompts_.size());
-    flight_.OnResult(done.shape, full, now, work,
+    const StepShape streams = StreamShape();
+    flight_.OnResult({.shape = done.shape, .prompts = done.prompts, .full = full}, streams, now,
                      CostKnown() ? [this](const StepShape& shape) { return SlowestStage(shape); }
-                                 : std::function<double(const StepShape&)>());
+                                 : FlightControl::Predict());
   }
   for (const RowsInFlight& rows : done.rows) {
     Sequence* const sequence = Find(rows.sequence);
@@ -280,7 +281,9 @@ void Scheduler::ReleaseFollowers(Sequence& leader, int confirmed) {
 // ---- counts that follow from a sequence's state
 
 void Scheduler::UpdateCounts(Sequence& sequence) {
-  const bool counts = !sequence.paused && sequence.state == Sequence::State::kDecoding;
+  // One whose last row is in flight has nothing more to decode.
+  const bool counts = !sequence.paused && sequence.state == Sequence::State::kDecoding &&
+                      (sequence.last_token == 0 || sequence.computed + 1 < sequence.last_token);
   const int tokens = counts ? sequence.known() : 0;
   decoding_ += static_cast<int>(counts) - static_cast<int>(sequence.counted);
   decoding_tokens_ += tokens - sequence.counted_tokens;

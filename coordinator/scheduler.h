@@ -191,7 +191,8 @@ class Scheduler {
   struct StepInFlight {
     StepId step{};
     StepShape shape;
-    int prompt_rows = 0;
+    StepShape prompts;    // what of it is prompts' chunks
+    StepId waits_for{};   // the latest step whose token a row of it takes; 0: none
     bool copies = false;  // blocks: what it takes says little of what computing and hops cost
     std::vector<RowsInFlight> rows;
   };
@@ -234,13 +235,21 @@ class Scheduler {
   void ScheduleAhead(StepId until, int share, ScheduledStep& step);
   Sequence* FirstAhead();
   bool OldestRunsAhead();
-  void SchedulePrompts(ScheduledStep& step);
+  // Nothing in flight before that step waits for a token itself: what comes behind a row that runs
+  // ahead of it will not be due sooner.
+  bool NextInTurn(StepId step) const;
+  // Returns what it added.
+  StepShape SchedulePrompts(ScheduledStep& step);
   std::vector<Chunk> ChooseChunks(const StepShape& decodes, int rows_left);
   // Seconds that a micro-batch with these decodes may take; Infinite before anything was measured.
   double TimeLimit() const;
   // At most `most` rows from `position` on, so that with `others` they take no longer than `limit`.
   int RowsWithin(double limit, const StepShape& others, int position, int most) const;
   double SlowestStage(const StepShape& shape) const;
+  // The rows that all streams have in a round.
+  StepShape StreamShape() const;
+  // Rows of each chunk for `rows` of prompts without streams beside them.
+  int ChunkRows(int64_t rows, int most) const;
   bool CostKnown() const;
   // Appends up to `count` rows of the sequence; false when blocks are short, or the history does
   // not fit.
@@ -288,7 +297,9 @@ class Scheduler {
   uint64_t next_ticket_ = 1;
   int turn_ = 0;  // of the micro-batches, for the decodes' spread
   int64_t prompt_rows_in_flight_ = 0;
-  int history_tokens_ = 0;  // of the step that is being formed
+  int64_t prompt_rows_begun_ = 0;  // since none were in flight
+  bool lapsed_ = false;            // since the last result, fewer were in flight than wanted
+  int history_tokens_ = 0;         // of the step that is being formed
   int known_to_chain_ = 0;
   int64_t preemptions_ = 0;
   int64_t copied_preemptions_ = 0;

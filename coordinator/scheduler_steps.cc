@@ -16,6 +16,14 @@ constexpr double kScarce = 0.1;
 
 constexpr int kShareSlack = 8;  // an eighth
 
+// Chunks of prompts are multiples of it: kernels compute rows by tiles.
+constexpr int kRowTile = 16;
+
+// For each stage and full micro-batch, how many chunks are thought of at most; and what a smaller
+// chunk has to save.
+constexpr int kMostChunks = 4;
+constexpr double kLessByChunks = 0.97;
+
 // Of min_prefill_rows each: prompt rows beside decodes before any step was measured.
 constexpr int kUnmeasuredChunks = 4;
 
@@ -34,14 +42,13 @@ std::optional<ScheduledStep> Scheduler::NextStep() {
   history_tokens_ = 0;
   const int share = ScheduleDecodes(step);
   if (one_more) ScheduleAhead(in_flight_.front().step, share, step);
-  const auto decode_rows = static_cast<int>(step.shape.rows);
-  SchedulePrompts(step);
+  const StepShape prompts = SchedulePrompts(step);
   // Nothing else to do: those that come back first.
-  if (step.rows.empty() && FirstAhead() != nullptr) {
+  if (step.rows.empty() && FirstAhead() != nullptr && NextInTurn(ready_ahead_.front().step)) {
     ScheduleAhead(ready_ahead_.front().step, share, step);
   }
-  const int prompt_rows = static_cast<int>(step.shape.rows) - decode_rows;
   if (step.rows.empty() && pending_ends_.empty() && host_blocks_.planned().empty()) {
+    if (in_flight() < flight_.wanted()) lapsed_ = true;
     return std::nullopt;
   }
   step.copies = TakeCopies();
@@ -49,11 +56,14 @@ std::optional<ScheduledStep> Scheduler::NextStep() {
 
   StepInFlight record{.step = step.step,
                       .shape = step.shape,
-                      .prompt_rows = prompt_rows,
+                      .prompts = prompts,
+                      .waits_for = {},
                       .copies = !step.copies.empty(),
                       .rows = {}};
-  prompt_rows_in_flight_ += prompt_rows;
+  prompt_rows_in_flight_ += static_cast<int64_t>(prompts.rows);
+  prompt_rows_begun_ += static_cast<int64_t>(prompts.rows);
   for (const ScheduledRows& rows : step.rows) {
+    record.waits_for = std::max(record.waits_for, rows.token_of_step);
     record.rows.push_back({.sequence = rows.sequence,
                            .life = Find(rows.sequence)->life,
                            .end = rows.first + rows.count});
@@ -82,8 +92,9 @@ int Scheduler::ScheduleDecodes(ScheduledStep& step) {
     turn_ = (turn_ + 1) % flight_.wanted();
     share = DecodeShare();
   }
-  // Large shares may be a little larger: rather that than a stream that waits for another turn.
-  share += share / kShareSlack;
+  // Where prompts are computed, streams begin all the time: rather a share that is a little larger
+  // than a stream that waits for another turn. Streams alone keep level.
+  if (!prompts_.empty()) share += share / kShareSlack;
   share = std::min(share, options_.max_rows);
   std::vector<std::pair<SequenceId, uint64_t>> without_blocks;
   while (share > 0 && !ready_.empty()) {
@@ -119,6 +130,14 @@ bool Scheduler::OldestRunsAhead() {
   return FirstAhead() != nullptr && ready_ahead_.front().step == in_flight_.front().step;
 }
 
+bool Scheduler::NextInTurn(StepId step) const {
+  for (const StepInFlight& before : in_flight_) {
+    if (before.step >= step) break;
+    if (before.waits_for >= in_flight_.front().step) return false;
+  }
+  return true;
+}
+
 void Scheduler::ScheduleAhead(StepId until, int share, ScheduledStep& step) {
   while (share > 0) {
     Sequence* const sequence = FirstAhead();
@@ -129,8 +148,9 @@ void Scheduler::ScheduleAhead(StepId until, int share, ScheduledStep& step) {
   }
 }
 
-void Scheduler::SchedulePrompts(ScheduledStep& step) {
-  if (prompts_.empty()) return;
+StepShape Scheduler::SchedulePrompts(ScheduledStep& step) {
+  StepShape prompts = step.shape.Times(-1);
+  if (prompts_.empty()) return {};
   const int rows_left = options_.max_rows - static_cast<int>(step.shape.rows);
   for (const Chunk& chunk : ChooseChunks(step.shape, rows_left)) {
     // Making room for one chunk may have preempted the sequence of a later one.
@@ -142,6 +162,8 @@ void Scheduler::SchedulePrompts(ScheduledStep& step) {
     UpdateCounts(*chunk.sequence);
     MakeReady(*chunk.sequence);
   }
+  prompts.Add(step.shape);
+  return prompts;
 }
 
 std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, int rows_left) {
@@ -156,9 +178,12 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
   int budget = std::min(options_.prefill_rows, rows_left);
   double limit = std::numeric_limits<double>::infinity();
   if (options_.throttle) {
-    // With those in flight, so that a prompt goes in even parts.
+    // With those that went before, so that a prompt goes in even parts.
+    if (prompt_rows_in_flight_ == 0) prompt_rows_begun_ = 0;
     const int64_t all = pending + prompt_rows_in_flight_;
-    const int64_t share = (all + flight_.wanted() - 1) / flight_.wanted();
+    const int64_t share = decoding_ == 0 && CostKnown()
+                              ? ChunkRows(pending + prompt_rows_begun_, budget)
+                              : (all + flight_.wanted() - 1) / flight_.wanted();
     const double free = static_cast<double>(pool_.free_count()) / pool_.total();
     const double pressure = std::min(1.0, free / kScarce);
     budget = static_cast<int>(
@@ -213,15 +238,47 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
   return chunks;
 }
 
+int Scheduler::ChunkRows(int64_t rows, int most) const {
+  if (options_.stages == 1) return most;  // nobody waits for the first chunk
+  const auto chunk_of = [rows](int64_t chunks) {
+    const int64_t even = (rows + chunks - 1) / chunks;
+    return static_cast<int>((even + kRowTile - 1) / kRowTile * kRowTile);
+  };
+  const int64_t least_chunks = (rows + most - 1) / most;
+  const int64_t most_chunks = least_chunks * kMostChunks * options_.stages;
+  int best = most;
+  double best_seconds = std::numeric_limits<double>::infinity();
+  for (int64_t chunks = least_chunks; chunks <= most_chunks;
+       chunks += std::max<int64_t>(1, chunks / 8)) {
+    const int size = std::min(chunk_of(chunks), most);
+    // The first chunk passes every stage; the others follow at the pace of the slowest.
+    const StepShape shape = ShapeOf(static_cast<int>((rows - size) / 2), size, false);
+    double way = 0;
+    for (const StepCostModel& cost : costs_) way += cost.Predict(shape);
+    const double seconds =
+        way + static_cast<double>((rows + size - 1) / size - 1) * SlowestStage(shape);
+    if (seconds < kLessByChunks * best_seconds) {
+      best_seconds = seconds;
+      best = size;
+    }
+    if (size <= options_.min_prefill_rows) break;
+  }
+  return best;
+}
+
+StepShape Scheduler::StreamShape() const {
+  const double rows = decoding_;
+  const auto tokens = static_cast<double>(decoding_tokens_);
+  return {.rows = rows, .samples = rows, .reads = tokens, .entries = tokens};
+}
+
 double Scheduler::TimeLimit() const {
   if (!CostKnown()) return std::numeric_limits<double>::infinity();
   // Without decodes: what the first chunk of a prompt takes at its full size, so that late chunks,
   // which read more, get fewer rows.
   if (decoding_ == 0) return SlowestStage(ShapeOf(0, options_.prefill_rows, false));
-  const double turns = std::min(flight_.wanted(), decoding_);
-  const double rows = decoding_ / turns;
-  const double alone = SlowestStage(
-      {.rows = rows, .samples = rows, .reads = static_cast<double>(decoding_tokens_) / turns});
+  const double alone =
+      SlowestStage(StreamShape().Times(1.0 / std::min(flight_.wanted(), decoding_)));
   // Where micro-batches become longer, a stream waits for those before its own, and then for its
   // own in every stage, which all take longer than the time before.
   const uint64_t round = static_cast<uint64_t>(flight_.wanted());

@@ -9,25 +9,46 @@ constexpr double kFade = 0.99;  // a sample's weight after one more
 // How strongly each term is held at its last fit, over the samples' own weight. What steps of one
 // shape leave open goes to the weights' reading rather than to the head's: a stream more would else
 // seem to cost a share of the fixed time.
-constexpr std::array<double, 4> kPull = {1e-4, 1e-2, 1e-3, 1e-4};
+constexpr std::array<double, 5> kPull = {1e-4, 1e-2, 1e-3, 1e-3, 1e-4};
 constexpr double kTiny = 1e-9;
-constexpr size_t kRows = 0;  // of the terms
+constexpr size_t kRows = 0;       // of the terms
+constexpr int kClassMemory = 32;  // steps that a class's means are over
 
 }  // namespace
 
 StepShape ShapeOf(int position, int rows, bool samples) {
   const double n = rows;
-  return {.rows = n, .samples = samples ? 1.0 : 0.0, .reads = n * position + n * (n + 1) / 2};
+  return {.rows = n,
+          .samples = samples ? 1.0 : 0.0,
+          .reads = n * position + n * (n + 1) / 2,
+          .entries = position + n};
 }
 
 StepCostModel::Terms StepCostModel::TermsOf(const StepShape& shape) {
-  // Scaled, so that the four coefficients are of like size. Rows come first: what steps of one
+  // Scaled, so that the coefficients are of like size. Rows come first: what steps of one
   // shape cannot tell apart is laid to them.
-  return {shape.rows / 64, shape.samples / 16, shape.reads / 65'536, 1};
+  return {shape.rows / 64, shape.samples / 16, shape.reads / 65'536, shape.entries / 4'096, 1};
+}
+
+size_t StepCostModel::ClassOf(double rows) {
+  size_t index = 0;
+  for (double most = 1; rows > most && index + 1 < kClasses; most *= 2) ++index;
+  return index;
+}
+
+void StepCostModel::AddToClass(const StepShape& shape, double seconds) {
+  RowClass& rows = classes_[ClassOf(shape.rows)];
+  rows.steps = std::min(rows.steps + 1, kClassMemory);
+  const double weight = 1.0 / rows.steps;
+  rows.rows += weight * (shape.rows - rows.rows);
+  rows.seconds += weight * (seconds - rows.seconds);
+  const Terms terms = TermsOf(shape);
+  for (size_t i = 0; i < kTerms; ++i) rows.terms[i] += weight * (terms[i] - rows.terms[i]);
 }
 
 void StepCostModel::Add(const StepShape& shape, double seconds) {
   if (!(seconds > 0)) return;
+  AddToClass(shape, seconds);
   Terms terms = TermsOf(shape);
   for (double& term : terms) term /= seconds;
   for (size_t i = 0; i < kTerms; ++i) {
@@ -81,11 +102,40 @@ void StepCostModel::Fit() {
   }
 }
 
-double StepCostModel::Predict(const StepShape& shape) const {
-  const Terms terms = TermsOf(shape);
+double StepCostModel::Line(const Terms& terms) const {
   double seconds = 0;
   for (size_t i = 0; i < kTerms; ++i) seconds += coefficients_[i] * terms[i];
   return seconds;
+}
+
+double StepCostModel::RatioOf(const RowClass& rows) const {
+  const double line = Line(rows.terms);
+  return line > 0 ? rows.seconds / line : 1;
+}
+
+double StepCostModel::Predict(const StepShape& shape) const {
+  const double line = Line(TermsOf(shape));
+  const RowClass* below = nullptr;
+  const RowClass* above = nullptr;
+  for (const RowClass& rows : classes_) {
+    if (rows.steps == 0) continue;
+    if (rows.rows >= shape.rows) {
+      above = &rows;
+      break;
+    }
+    below = &rows;
+  }
+  if (below == nullptr && above == nullptr) return line;
+  if (below == nullptr) return line * RatioOf(*above);
+  if (above == nullptr) return line * RatioOf(*below);
+  // What the one and the other took beside the line, by how near they are; and between their
+  // ratios, as the shape may read much more or less than they did.
+  const double share = (shape.rows - below->rows) / (above->rows - below->rows);
+  const double beside = (1 - share) * (below->seconds - Line(below->terms)) +
+                        share * (above->seconds - Line(above->terms));
+  const double low = RatioOf(*below);
+  const double high = RatioOf(*above);
+  return std::clamp(line + beside, line * std::min(low, high), line * std::max(low, high));
 }
 
 }  // namespace layercake::coordinator

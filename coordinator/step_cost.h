@@ -1,8 +1,9 @@
 // How long a stage takes for a step, learned from the times that it reports.
 //
-// seconds = fixed + per_row * rows + per_sample * samples + per_read * reads, all coefficients >=
-// 0: reading the weights, the products of each row, the head of each sampled row, and the keys and
-// values that attention reads.
+// line = fixed + per_row * rows + per_sample * samples + per_read * reads + per_entry * entries,
+// all coefficients >= 0: reading the weights, the products of each row, the head of each sampled
+// row, and what attention computes and reads. Kernels do not follow a line (a step at 17 rows,
+// others for prompts): for classes of rows, by powers of two, it is kept what they took beside it.
 #pragma once
 
 #include <array>
@@ -15,11 +16,19 @@ struct StepShape {
   double rows = 0;
   double samples = 0;  // rows whose logits are wanted
   double reads = 0;    // cache entries that the rows read, over all rows
+  double entries = 0;  // the same, but what several rows of a sequence read counts once
 
   void Add(const StepShape& other) {
     rows += other.rows;
     samples += other.samples;
     reads += other.reads;
+    entries += other.entries;
+  }
+  StepShape Times(double factor) const {
+    return {.rows = rows * factor,
+            .samples = samples * factor,
+            .reads = reads * factor,
+            .entries = entries * factor};
   }
 };
 // `rows` consecutive rows of one sequence, the first of them at `position`.
@@ -37,15 +46,28 @@ class StepCostModel {
   int64_t samples() const { return samples_; }
 
  private:
-  static constexpr int kTerms = 4;
+  static constexpr int kTerms = 5;
   static constexpr int kEnough = 8;
+  static constexpr int kClasses = 18;  // of rows: 1, 2, to 4, to 8, ... beyond 65,536
   using Terms = std::array<double, kTerms>;
+  // Means over the latest steps of one class.
+  struct RowClass {
+    int steps = 0;  // that the means are over
+    double rows = 0;
+    double seconds = 0;
+    Terms terms{};
+  };
   static Terms TermsOf(const StepShape& shape);
+  static size_t ClassOf(double rows);
+  void AddToClass(const StepShape& shape, double seconds);
   void Fit();
+  double Line(const Terms& terms) const;
+  double RatioOf(const RowClass& rows) const;
 
   std::array<Terms, kTerms> normal_{};  // sums of products of terms over seconds
   Terms right_{};
   Terms coefficients_{};
+  std::array<RowClass, kClasses> classes_{};
   int64_t samples_ = 0;
 };
 

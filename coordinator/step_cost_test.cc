@@ -55,6 +55,45 @@ TEST(StepCostModel, AStreamMoreIsNotThoughtToCostAShareOfTheFixedTime) {
   EXPECT_LE(model.Predict(three), 1.3 * TrueSeconds(three));
 }
 
+// Kernels of a GPU: flat to 16 rows, a step at 17, then less for each row.
+TEST(StepCostModel, LearnsTheStepsOfKernels) {
+  const auto measured = [](double rows) {
+    return rows <= 16 ? 6.4e-3 + 2e-4 * rows : 17e-3 + 1.4e-4 * (rows - 17);
+  };
+  StepCostModel model;
+  base::SeededRandom random(4);
+  for (int i = 0; i < 600; ++i) {
+    const int streams = 1 << random.Below(7);  // 1 to 64
+    StepShape shape;
+    for (int row = 0; row < streams; ++row) shape.Add(ShapeOf(500, 1, true));
+    model.Add(shape, measured(shape.rows));
+  }
+  for (const double rows : {1.0, 4.0, 8.0, 16.0, 32.0, 64.0}) {
+    const StepShape shape{
+        .rows = rows, .samples = rows, .reads = 501 * rows, .entries = 501 * rows};
+    EXPECT_NEAR(model.Predict(shape), measured(rows), 0.02 * measured(rows)) << rows << " rows";
+  }
+}
+
+// A decoded row reads its whole context from memory, the rows of a chunk share the reading.
+TEST(StepCostModel, TellsReadingFromAttending) {
+  const auto measured = [](const StepShape& shape) {
+    return 6e-3 + 1e-4 * shape.rows + 1e-8 * shape.reads + 6e-8 * shape.entries;
+  };
+  StepCostModel model;
+  base::SeededRandom random(5);
+  for (int i = 0; i < 400; ++i) {
+    StepShape shape = ShapeOf(static_cast<int>(random.Below(4000)), 1, true);
+    if (i % 2 == 0) {
+      shape.Add(ShapeOf(static_cast<int>(random.Below(8000)), 64 << random.Below(4), false));
+    }
+    model.Add(shape, measured(shape));
+  }
+  for (const StepShape& shape : {ShapeOf(4000, 1, true), ShapeOf(6000, 400, false)}) {
+    EXPECT_NEAR(model.Predict(shape), measured(shape), 0.05 * measured(shape));
+  }
+}
+
 TEST(StepCostModel, FollowsAStageThatBecomesSlower) {
   StepCostModel model;
   const StepShape decodes{.rows = 8, .samples = 8, .reads = 800};

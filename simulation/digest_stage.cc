@@ -36,6 +36,17 @@ uint64_t Embed(int32_t token) { return Mix(17, static_cast<uint64_t>(token)); }
 
 }  // namespace
 
+double StageCost::MeasuredSeconds(double rows) const {
+  if (measured.empty()) return 0;
+  const auto next = std::find_if(measured.begin(), measured.end(),
+                                 [rows](const MeasuredStep& step) { return step.rows >= rows; });
+  if (next == measured.end()) return measured.back().seconds * rows / measured.back().rows;
+  if (next == measured.begin()) return next->seconds;
+  const MeasuredStep& before = *std::prev(next);
+  const double share = (rows - before.rows) / (next->rows - before.rows);
+  return before.seconds + share * (next->seconds - before.seconds);
+}
+
 DigestStage::DigestStage(SimDevice& device, const stage_worker::StageLimits& limits,
                          const StageCost& cost, Reads reads)
     : device_(device),

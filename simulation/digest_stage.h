@@ -22,11 +22,20 @@ struct StepWork {
   double entries = 0;  // the same, but an entry that several rows of a sequence read counts once
 };
 
+// A step that was measured.
+struct MeasuredStep {
+  double rows = 0;
+  double seconds = 0;
+};
+
 // Seconds that a step takes: what it reads, one thing after the other, and no less than what it
 // computes meanwhile.
 struct StageCost {
   double fixed = 0;  // reading the weights
   double per_row = 0;
+  // Beside those, by rows and in their order: a line between two of them, beyond the last one in
+  // proportion. For kernels that take steps.
+  std::vector<MeasuredStep> measured = {};
   double per_read = 0;
   double per_entry = 0;
   // Computing.
@@ -36,10 +45,12 @@ struct StageCost {
   double per_copy = 0;  // of a block to host memory, or back; 0: nobody has measured it
 
   double SecondsOf(const StepWork& work) const {
+    const double read = fixed + per_row * work.rows + MeasuredSeconds(work.rows) +
+                        per_read * work.reads + per_entry * work.entries;
     return std::max(
-        fixed + per_row * work.rows + per_read * work.reads + per_entry * work.entries,
-        compute_row * work.rows + compute_sample * work.samples + compute_read * work.reads);
+        read, compute_row * work.rows + compute_sample * work.samples + compute_read * work.reads);
   }
+  double MeasuredSeconds(double rows) const;
 };
 
 // How the digests are read. kEvery costs real time in the square of the length; kChained reads one

@@ -95,6 +95,33 @@ SimOptions GpuChain(int stages) {
   return options;
 }
 
+SimOptions MeasuredChain(int stages, Kernels kernels) {
+  // Microseconds of one layer by rows, behind 512 tokens; of 64 layers.
+  const std::vector<MeasuredStep> cliff = {{1, 100},   {4, 102},    {8, 113},     {16, 152},
+                                           {17, 270},  {32, 276},   {64, 375},    {128, 568},
+                                           {256, 923}, {512, 1333}, {1024, 2306}, {2048, 4210}};
+  const std::vector<MeasuredStep> level = {{1, 100},   {4, 102},     {8, 113},    {16, 152},
+                                           {32, 170},  {64, 220},    {128, 330},  {256, 480},
+                                           {512, 850}, {1024, 1650}, {2048, 3300}};
+  const double layers = 64.0 / stages;
+  SimOptions options = GpuChain(stages);
+  // Beside the rows: what attention to further tokens costs, of which a decoded row reads all once
+  // and a chunk's rows share the reading.
+  StageCost cost = {.per_read = 1.7e-10 * layers, .per_entry = 1e-9 * layers};
+  for (const MeasuredStep& step : kernels == Kernels::kCliff ? cliff : level) {
+    cost.measured.push_back({step.rows, step.seconds * 1e-6 * layers});
+  }
+  options.stages.assign(static_cast<size_t>(stages), cost);
+  options.stages.back().fixed = 3e-4;  // the head
+  options.hop_seconds = 85e-6;
+  options.session_seconds = 200e-6;
+  options.scheduler.max_rows = options.scheduler.prefill_rows = 2048;
+  options.scheduler.max_sequences = 256;
+  options.scheduler.run_ahead = true;
+  options.context_tokens = 16'384;
+  return options;
+}
+
 std::vector<SimRequest> DecodeLoad(uint64_t seed, int count, int tokens) {
   base::SeededRandom random(seed);
   std::vector<SimRequest> requests(static_cast<size_t>(count));

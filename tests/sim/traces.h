@@ -12,6 +12,12 @@ namespace layercake::simulation {
 // Stages like a GPU's: 4 ms for the weights, 40 us for a row, 2 ns for an entry that is read.
 SimOptions GpuChain(int stages);
 
+// Stages of Qwen2.5-32B Q4_K_M on an H200 each, as measured (docs/performance.md): a step is nearly
+// flat up to 16 rows. kCliff: one of 17 rows takes nearly twice as long (rows 17 and more on other
+// kernels); kLevel: as with kernels that share what they unpack among more rows.
+enum class Kernels { kCliff, kLevel };
+SimOptions MeasuredChain(int stages, Kernels kernels);
+
 // `count` requests at once, prompts of 32 tokens, `tokens` of output each.
 std::vector<SimRequest> DecodeLoad(uint64_t seed, int count, int tokens);
 

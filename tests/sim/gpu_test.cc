@@ -1,0 +1,270 @@
+// Micro-batches on chains whose steps cost what they did on GPUs (MeasuredChain): how many, how
+// large, and how a prompt is cut. The figures of docs/performance.md ("Scheduling") come from here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "simulation/figures.h"
+#include "tests/sim/traces.h"
+
+namespace layercake::simulation {
+namespace {
+
+constexpr double kPause = 6;  // seconds from one round of requests to the next
+
+// What `layercake bench` does: every stream asks for one token of its prompt, then for its answer
+// with the prompt in the cache. One after the other: they begin at slightly different times.
+class Bench {
+ public:
+  // How a measurement came out.
+  struct Times {
+    double round = 0;              // seconds: every stream's next token, while all of them write
+    double prompt_per_second = 0;  // tokens
+  };
+
+  void Measure(int streams, int prompt, int tokens) {
+    std::vector<std::vector<int32_t>> prompts;
+    for (int i = 0; i < streams; ++i) prompts.push_back(RandomTokens(random_, prompt));
+    for (const int count : {1, tokens}) {
+      for (int i = 0; i < streams; ++i) {
+        SimRequest request;
+        request.at = at_ + 3e-4 * i;
+        request.request = SimPrompt(prompts[static_cast<size_t>(i)], count, random_.Next());
+        requests_.push_back(std::move(request));
+      }
+      at_ += kPause;
+    }
+    ends_.push_back(requests_.size());
+    streams_.push_back(streams);
+  }
+
+  void Run(const SimOptions& options) {
+    const auto tokenizer = MakeSimTokenizer();
+    Simulation simulation(options, *tokenizer, 1);
+    simulation.KeepPlans();
+    report_ = simulation.Run(requests_);
+    ASSERT_TRUE(report_.failure.ok()) << report_.failure;
+    plans_ = simulation.plans();
+  }
+
+  Times TimesOf(size_t measurement) const {
+    const auto streams = static_cast<size_t>(streams_[measurement]);
+    const size_t end = ends_[measurement];
+    double began = 0;
+    double ended = report_.seconds;
+    for (size_t i = end - streams; i < end; ++i) {
+      began = std::max(began, TokenTimes(i).front());
+      ended = std::min(ended, TokenTimes(i).back());
+    }
+    double tokens = 0;
+    for (size_t i = end - streams; i < end; ++i) {
+      for (const double time : TokenTimes(i)) tokens += time > began && time <= ended ? 1 : 0;
+    }
+    double first = 0;
+    double prompt = 0;
+    for (size_t i = end - 2 * streams; i < end - streams; ++i) {
+      first = std::max(first, TokenTimes(i)[0]);
+      prompt += static_cast<double>(requests_[i].request.prompt.size());
+    }
+    return {.round = (ended - began) * static_cast<double>(streams) / tokens,
+            .prompt_per_second = prompt / (first - requests_[end - 2 * streams].at)};
+  }
+
+  // Micro-batches of decoded rows alone, by how many rows they had.
+  std::map<int, int> DecodeSizes() const {
+    std::map<int, int> sizes;
+    for (const v1::MicroBatchPlan& plan : plans_) {
+      const bool decodes =
+          std::all_of(plan.rows().begin(), plan.rows().end(),
+                      [](const v1::RowDescriptor& row) { return row.tokens_size() == 1; });
+      if (decodes && plan.rows_size() > 0) ++sizes[plan.rows_size()];
+    }
+    return sizes;
+  }
+
+ private:
+  const std::vector<double>& TokenTimes(size_t request) const {
+    return report_.outcomes[request].choices[0].times;
+  }
+
+  base::SeededRandom random_{7};
+  double at_ = 0;
+  std::vector<SimRequest> requests_;
+  std::vector<size_t> ends_;  // of each measurement's requests
+  std::vector<int> streams_;
+  SimReport report_;
+  std::vector<v1::MicroBatchPlan> plans_;
+};
+
+// A round of `streams`, decoding behind a short prompt, in so many equal micro-batches: seconds.
+double RoundOf(const SimOptions& options, int streams, int micro_batches) {
+  const auto stages = static_cast<int>(options.stages.size());
+  double slowest = 0;
+  double way = 0;
+  const double rows = static_cast<double>(streams) / micro_batches;
+  for (const StageCost& stage : options.stages) {
+    const double seconds = stage.SecondsOf(
+        {.rows = rows, .samples = rows, .reads = 160 * rows, .entries = 160 * rows});
+    slowest = std::max(slowest, seconds);
+    way += seconds + (stages > 1 ? options.hop_seconds : 0);
+  }
+  return std::max(micro_batches * slowest, way);
+}
+
+std::string NameOf(int stages, Kernels kernels, bool ahead) {
+  return std::to_string(stages) + (kernels == Kernels::kCliff ? " stages, step at 17" : " stages") +
+         (ahead ? ", ahead" : ", not ahead");
+}
+
+class Gpu : public ::testing::TestWithParam<std::tuple<int, Kernels, bool>> {};
+
+TEST_P(Gpu, StreamsGoInAsManyEqualMicroBatchesAsAreFastest) {
+  const auto [stages, kernels, ahead] = GetParam();
+  SimOptions options = MeasuredChain(stages, kernels);
+  options.scheduler.run_ahead = ahead;
+  const std::vector<int> streams = {1, 2, 4, 8, 16, 32, 64};
+  Bench bench;
+  bench.Measure(1, 128, 4);
+  for (const int count : streams) bench.Measure(count, 128, 64);
+  bench.Run(options);
+  // From the last stage to the coordinator and back to the first, where nothing runs ahead.
+  const double way_back = ahead ? 0 : 2 * options.session_seconds;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    const double round = bench.TimesOf(i + 1).round;
+    const double best = RoundOf(options, streams[i], std::min(streams[i], stages));
+    std::printf("| %s | %d | %.2f ms | equal micro-batches %.2f |\n",
+                NameOf(stages, kernels, ahead).c_str(), streams[i], 1e3 * round, 1e3 * best);
+    // More than stages: each micro-batch waits for the hops in its turn. A tenth for the first
+    // rounds, in which streams come together.
+    EXPECT_LE(round, 1.1 * best + way_back + stages * options.hop_seconds) << streams[i];
+  }
+}
+
+std::string GpuName(const ::testing::TestParamInfo<std::tuple<int, Kernels, bool>>& test) {
+  const auto [stages, kernels, ahead] = test.param;
+  return std::to_string(stages) + (kernels == Kernels::kCliff ? "Cliff" : "Level") +
+         (ahead ? "Ahead" : "NotAhead");
+}
+INSTANTIATE_TEST_SUITE_P(Chains, Gpu,
+                         ::testing::Combine(::testing::Values(1, 2, 4),
+                                            ::testing::Values(Kernels::kCliff, Kernels::kLevel),
+                                            ::testing::Bool()),
+                         GpuName);
+
+// Graphs are recorded for each number of rows.
+TEST(GpuSizes, AreFewAndStayTheSame) {
+  for (const int stages : {1, 2}) {
+    Bench bench;
+    bench.Measure(32, 128, 300);
+    bench.Run(MeasuredChain(stages, Kernels::kCliff));
+    const std::map<int, int> sizes = bench.DecodeSizes();
+    ASSERT_TRUE(sizes.contains(32 / stages));
+    // All but the first rounds and the last ones, in which streams end one by one.
+    EXPECT_GE(sizes.at(32 / stages), 285 * stages) << stages << " stages";
+  }
+}
+
+// A step at 17 rows costs more than the weights read twice.
+TEST(GpuSizes, SeventeenStreamsOfOneStageGoInTwoMicroBatchesWhereTheKernelsTakeAStep) {
+  Bench bench;
+  bench.Measure(16, 128, 100);
+  bench.Measure(17, 128, 300);
+  bench.Run(MeasuredChain(1, Kernels::kCliff));
+  const std::map<int, int> sizes = bench.DecodeSizes();
+  EXPECT_GE(sizes.at(9), 150);
+  EXPECT_GE(sizes.at(8), 150);
+  EXPECT_LE(sizes.at(17), 150);
+}
+
+// Streams end, others begin; whatever came, those that stay are together again.
+TEST(GpuSizes, StreamsThatComeAndGoDoNotSplitOneStagesMicroBatch) {
+  for (const bool ahead : {true, false}) {
+    SimOptions options = MeasuredChain(1, Kernels::kLevel);
+    options.scheduler.run_ahead = ahead;
+    base::SeededRandom random(3);
+    std::vector<SimRequest> requests;
+    for (int i = 0; i < 40; ++i) {
+      SimRequest request;
+      request.at = 0.11 * i + 0.05 * random.Unit();
+      request.request = SimPrompt(RandomTokens(random, 16 + static_cast<int>(random.Below(100))),
+                                  60 + static_cast<int>(random.Below(400)), random.Next());
+      requests.push_back(std::move(request));
+    }
+    const auto tokenizer = MakeSimTokenizer();
+    const SimReport report = Simulation(options, *tokenizer, 1).Run(requests);
+    ASSERT_TRUE(report.failure.ok()) << report.failure;
+    // About 24 at once. Two micro-batches would take 18 ms.
+    const std::vector<double> gaps = TokenGaps(report, 0, report.seconds);
+    const double step = RoundOf(options, 32, 1);
+    EXPECT_LE(Percentile(gaps, 0.95), 1.35 * step) << ahead;
+    EXPECT_LE(Percentile(gaps, 0.999), 2.2 * step) << ahead;
+  }
+}
+
+// (n + S - 1) * cost(rows / n), and what attention adds.
+double BestPrompt(const SimOptions& options, int prompt) {
+  double best = 1e9;
+  for (int n = (prompt + 2047) / 2048; n <= 64; ++n) {
+    double way = 0;
+    double slowest = 0;
+    const double rows = static_cast<double>(prompt) / n;
+    for (const StageCost& stage : options.stages) {
+      const double seconds =
+          stage.SecondsOf({.rows = rows, .reads = rows * prompt / 2, .entries = prompt / 2.0});
+      way += seconds + options.hop_seconds;
+      slowest = std::max(slowest, seconds);
+    }
+    best = std::min(best, way + (n - 1) * slowest);
+  }
+  return best + 2 * options.session_seconds;
+}
+
+TEST(GpuPrompts, OneLongPromptKeepsAllStagesBusy) {
+  for (const Kernels kernels : {Kernels::kCliff, Kernels::kLevel}) {
+    for (const int stages : {1, 2, 4}) {
+      const SimOptions options = MeasuredChain(stages, kernels);
+      Bench bench;
+      // Sizes of all kinds, as a server that has been up for a while has seen.
+      const std::vector<int> before = {1, 4, 16, 64};
+      for (const int streams : before) bench.Measure(streams, 128, 64);
+      const std::vector<int> prompts = {128, 512, 2048, 8192};
+      for (const int prompt : prompts) bench.Measure(1, prompt, 4);
+      bench.Run(options);
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        const double rate = bench.TimesOf(before.size() + i).prompt_per_second;
+        const double best = prompts[i] / BestPrompt(options, prompts[i]);
+        std::printf("| %s | %d | %.0f tok/s | best %.0f |\n", NameOf(stages, kernels, true).c_str(),
+                    prompts[i], rate, best);
+        // Short ones are a step or two, of sizes that it has not seen.
+        EXPECT_GE(rate, (prompts[i] < 512 ? 0.75 : 0.9) * best)
+            << stages << " stages, " << prompts[i] << " tokens";
+      }
+    }
+  }
+}
+
+TEST(GpuPrompts, ManyPromptsFillTheChainByThemselvesAndGoInLargeChunks) {
+  for (const int stages : {1, 2, 4}) {
+    const SimOptions options = MeasuredChain(stages, Kernels::kLevel);
+    Bench bench;
+    for (const int streams : {1, 4, 16}) bench.Measure(streams, 128, 64);
+    bench.Measure(64, 128, 4);
+    bench.Measure(32, 2048, 4);
+    bench.Run(options);
+    const double short_ones = bench.TimesOf(3).prompt_per_second;
+    const double long_ones = bench.TimesOf(4).prompt_per_second;
+    std::printf("| %d stages | 64 of 128: %.0f tok/s | 32 of 2,048: %.0f tok/s |\n", stages,
+                short_ones, long_ones);
+    EXPECT_GE(short_ones, 0.75 * 64 * 128 / BestPrompt(options, 64 * 128)) << stages;
+    EXPECT_GE(long_ones, 0.8 * 9000 * stages) << stages;
+  }
+}
+
+}  // namespace
+}  // namespace layercake::simulation
