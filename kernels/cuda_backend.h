@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +23,6 @@ struct CudaDeviceFacts {
   int compute_major = 0;
   int compute_minor = 0;
   std::string pci_bus_id;  // "0000:17:00.0"
-  std::optional<int> numa_node;
 };
 
 // The devices, in CUDA's order. Touches no device: no context is made, no memory taken.

@@ -1,11 +1,9 @@
 #include "kernels/cuda/cuda_device.h"
 
 #include <cstring>
-#include <fstream>
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -32,14 +30,6 @@ std::string UuidText(const cudaUUID_t& uuid) {
   const std::string hex = absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof(uuid.bytes)));
   return absl::StrCat("GPU-", hex.substr(0, 8), "-", hex.substr(8, 4), "-", hex.substr(12, 4), "-",
                       hex.substr(16, 4), "-", hex.substr(20));
-}
-
-std::optional<int> NumaNodeOf(const std::string& pci_bus_id) {
-  std::ifstream file(
-      absl::StrCat("/sys/bus/pci/devices/", absl::AsciiStrToLower(pci_bus_id), "/numa_node"));
-  int node = -1;
-  if (!(file >> node) || node < 0) return std::nullopt;
-  return node;
 }
 
 absl::StatusOr<int> Attribute(int device, cudaDeviceAttr attribute) {
@@ -197,8 +187,7 @@ absl::StatusOr<std::vector<CudaDeviceFacts>> ListCudaDevices() {
                        .total_bytes = properties.totalGlobalMem,
                        .compute_major = properties.major,
                        .compute_minor = properties.minor,
-                       .pci_bus_id = bus_id,
-                       .numa_node = cuda::NumaNodeOf(bus_id)});
+                       .pci_bus_id = bus_id});
   }
   return devices;
 }
