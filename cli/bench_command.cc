@@ -25,7 +25,6 @@
 #include "cli/commands.h"
 #include "cli/exit_code.h"
 #include "cli/logging.h"
-#include "cli/model_path.h"
 #include "cli/pause.h"
 #include "cli/server_flags.h"
 #include "nlohmann/json.hpp"
@@ -285,22 +284,10 @@ int Fail(const absl::Status& status, int code) {
 
 int Bench(const BenchFlags& flags, const Environment& environment) {
   SetUpLogging("layercake", flags.chain.log_level, environment);
-  ChainSessionOptions session;
-  if (!flags.server.server.empty()) {
-    session.server = WithDefaultPort(flags.server.server, kDefaultClientPort);
-    session.tls = flags.server.tls;
-  } else {
-    if (flags.model.empty()) {
-      return Fail(absl::InvalidArgumentError("name a MODEL, or a running server with --server"),
-                  kExitUsage);
-    }
-    const auto path = ResolveModelPath(flags.model, environment);
-    if (!path.ok()) return Fail(path.status(), kExitFailed);
-    auto chain = MakeChainOptions(flags.chain, *path, UsableCores());
-    if (!chain.ok()) return Fail(chain.status(), kExitUsage);
-    session.chain = *std::move(chain);
-  }
-  return RunOnChain(session, environment,
+  int code = kExitOk;
+  const auto session = MakeChainSession(flags.server, flags.chain, flags.model, environment, &code);
+  if (!session.ok()) return Fail(session.status(), code);
+  return RunOnChain(*session, environment,
                     {.run =
                          [&](InferenceClient& client) {
                            const absl::Status status = MeasureAll(flags, client);

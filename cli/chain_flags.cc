@@ -23,12 +23,12 @@ int ThreadsPerWorker(int cores, int stages) {
 
 constexpr int kMaxStages = 1024;
 
+}  // namespace
+
 int RangesIn(const std::string& layers) {
   if (layers.empty()) return 0;
   return 1 + static_cast<int>(std::count(layers.begin(), layers.end(), ','));
 }
-
-}  // namespace
 
 void AddCutFlags(FlagTable& table, coordinator::CoordinatorProcessOptions* options) {
   table.Text("--layers", &options->layers,

@@ -46,6 +46,9 @@ struct ChainOptions {
 absl::StatusOr<ChainOptions> MakeChainOptions(const ChainFlags& flags, std::string model_path,
                                               int usable_cores);
 
+// How many stages the value of --layers names; 0 without one.
+int RangesIn(const std::string& layers);
+
 // Cores that this process may run on.
 int UsableCores();
 

@@ -14,6 +14,7 @@
 #include "cli/foreground.h"
 #include "cli/load_progress.h"
 #include "cli/local_chain.h"
+#include "cli/model_path.h"
 
 namespace layercake::cli {
 namespace {
@@ -137,6 +138,28 @@ class Session {
 };
 
 }  // namespace
+
+absl::StatusOr<ChainSessionOptions> MakeChainSession(const ServerFlags& server,
+                                                     const ChainFlags& chain,
+                                                     const std::string& model,
+                                                     const Environment& environment,
+                                                     int* exit_code) {
+  ChainSessionOptions session;
+  if (!server.server.empty()) {
+    session.server = WithDefaultPort(server.server, kDefaultClientPort);
+    session.tls = server.tls;
+    return session;
+  }
+  *exit_code = kExitUsage;
+  if (model.empty()) {
+    return absl::InvalidArgumentError("name a MODEL, or a running server with --server");
+  }
+  *exit_code = kExitFailed;
+  LC_ASSIGN_OR_RETURN(std::string path, ResolveModelPath(model, environment));
+  *exit_code = kExitUsage;
+  LC_ASSIGN_OR_RETURN(session.chain, MakeChainOptions(chain, std::move(path), UsableCores()));
+  return session;
+}
 
 int RunOnChain(const ChainSessionOptions& options, const Environment& environment, ChainWork work) {
   auto foreground = Foreground::Create();

@@ -7,9 +7,11 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "cli/chain_flags.h"
 #include "cli/environment.h"
 #include "cli/inference_client.h"
+#include "cli/server_flags.h"
 
 namespace layercake::cli {
 
@@ -29,6 +31,14 @@ struct ChainSessionOptions {
   TlsFiles tls;        // towards `server`
   ChainOptions chain;
 };
+
+// The running server that was named, or a chain of `model` on this machine. `exit_code` is the
+// program's when there is an error: usage, or a model that cannot be found.
+absl::StatusOr<ChainSessionOptions> MakeChainSession(const ServerFlags& server,
+                                                     const ChainFlags& chain,
+                                                     const std::string& model,
+                                                     const Environment& environment,
+                                                     int* exit_code);
 
 // Exit code of the program. Failures are on standard error by then.
 int RunOnChain(const ChainSessionOptions& options, const Environment& environment, ChainWork work);

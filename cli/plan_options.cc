@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "cli/chain_flags.h"
 
 namespace layercake::cli {
 namespace {
@@ -41,9 +42,7 @@ absl::StatusOr<std::vector<T>> ForStages(absl::string_view flag, const std::vect
 
 int StageCount(const PlanFlags& flags) {
   if (flags.stages) return *flags.stages;
-  const std::string& layers = flags.chain.layers;
-  const size_t ranges =
-      layers.empty() ? 0 : 1 + static_cast<size_t>(std::count(layers.begin(), layers.end(), ','));
+  const auto ranges = static_cast<size_t>(RangesIn(flags.chain.layers));
   return static_cast<int>(std::max({size_t{1}, ranges, flags.cards.size(), flags.memory_gib.size(),
                                     flags.memory_gbs.size(), flags.tflops.size()}));
 }

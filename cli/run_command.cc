@@ -14,7 +14,6 @@
 #include "cli/conversation.h"
 #include "cli/exit_code.h"
 #include "cli/logging.h"
-#include "cli/model_path.h"
 #include "cli/server_flags.h"
 #include "model/gguf/model_files.h"
 #include "model/gguf/tokenizer_metadata.h"
@@ -98,32 +97,24 @@ int Converse(const ConversationOptions& options, const std::string& prompt, Line
 int Run(RunFlags flags, const Environment& environment) {
   SetUpLogging("layercake", flags.chain.log_level, environment);
   ConversationOptions options = MakeConversationOptions(flags);
-  ChainSessionOptions session;
   if (!flags.server.server.empty()) {
     // One argument is the prompt: the model is the server's.
     if (flags.prompt.empty()) std::swap(flags.prompt, flags.model);
     options.model = flags.model;
-    session.server = WithDefaultPort(flags.server.server, kDefaultClientPort);
-    session.tls = flags.server.tls;
-  } else {
-    if (flags.model.empty()) {
-      return Fail(absl::InvalidArgumentError("name a MODEL, or a running server with --server"),
-                  kExitUsage);
-    }
-    const auto path = ResolveModelPath(flags.model, environment);
-    if (!path.ok()) return Fail(path.status(), kExitFailed);
-    const absl::Status has_template = flags.raw ? absl::OkStatus() : CheckTemplate(*path);
+  }
+  int code = kExitOk;
+  const auto session = MakeChainSession(flags.server, flags.chain, flags.model, environment, &code);
+  if (!session.ok()) return Fail(session.status(), code);
+  if (session->server.empty() && !flags.raw) {
+    const absl::Status has_template = CheckTemplate(session->chain.coordinator.model_path);
     if (!has_template.ok()) return Fail(has_template, kExitFailed);
-    auto chain = MakeChainOptions(flags.chain, *path, UsableCores());
-    if (!chain.ok()) return Fail(chain.status(), kExitUsage);
-    session.chain = *std::move(chain);
   }
   auto input = LineInput::Create(STDIN_FILENO);
   if (!input.ok()) return Fail(input.status(), kExitFailed);
 
   const bool interactive = flags.prompt.empty();
   Current current;
-  return RunOnChain(session, environment,
+  return RunOnChain(*session, environment,
                     {.run =
                          [&](InferenceClient& client) {
                            return Converse(options, flags.prompt, **input, client, current);
