@@ -6,7 +6,7 @@
 
 namespace layercake::base {
 
-// Used from the waiting thread's own tasks.
+// Used from the waiting thread's own tasks, unless an implementation says more.
 class EventPoll {
  public:
   virtual ~EventPoll() = default;

@@ -193,6 +193,21 @@ v1::MicroBatchPlan PlanOf(uint64_t step) {
   return plan;
 }
 
+// The threads of a stage that wait for its neighbours.
+class Polls final : public base::EventPoll {
+ public:
+  void PollUntil(base::Instant until) override {
+    if (std::exchange(until_, until) == until) return;
+    for (base::EventPoll* thread : threads) {
+      if (thread != nullptr) thread->PollUntil(until);
+    }
+  }
+  std::vector<base::EventPoll*> threads;
+
+ private:
+  base::Instant until_;
+};
+
 // One stage on a loop of its own.
 struct Runner {
   Runner(const base::Clock& clock, const Settings& settings, int stage, int stages)
@@ -223,6 +238,7 @@ struct Runner {
   std::unique_ptr<transport::ChannelReceiver> in;
   std::unique_ptr<transport::ChannelSender> out;
   std::unique_ptr<TimedDevice> device;
+  Polls polls;
   std::unique_ptr<StepLoop> loop;
 };
 
@@ -273,6 +289,8 @@ class Chain {
     transport::TestFactories& factories = *factories_.back();
     Runner& from = runner(i);
     Runner& to = runner(i + 1);
+    from.polls.threads.push_back(factories.sender_worker.get());
+    to.polls.threads.push_back(factories.receiver_worker.get());
     std::string offer;
     to.end.Run([&] {
       to.in = factories.receiver->CreateReceiver(options, to.Context()).value();
@@ -293,7 +311,8 @@ class Chain {
       StepLoopOptions options;
       options.limits = LimitsOf(i, stages());
       options.step_timeout = absl::Seconds(60);
-      if (settings_.poll) options.poll = dynamic_cast<base::EventPoll*>(context.executor);
+      made.polls.threads.push_back(dynamic_cast<base::EventPoll*>(context.executor));
+      if (settings_.poll) options.poll = &made.polls;
       StepLoop::Callbacks callbacks;
       callbacks.on_result = [this](v1::StepResult result) { OnResult(result.step()); };
       callbacks.on_failure = [this](absl::Status status) {

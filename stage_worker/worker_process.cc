@@ -93,6 +93,23 @@ absl::Status CheckOptions(const WorkerProcessOptions& options) {
   return absl::OkStatus();
 }
 
+// The threads of a process that wait for neighbours, together.
+class WaitingThreads final : public base::EventPoll {
+ public:
+  // `ucx` is null where there is none.
+  WaitingThreads(base::EventLoop& step_thread, transport::UcxWorker* ucx)
+      : step_thread_(step_thread), ucx_(ucx) {}
+  void PollUntil(base::Instant until) override {
+    step_thread_.PollUntil(until);
+    if (std::exchange(until_, until) != until && ucx_ != nullptr) ucx_->PollUntil(until);
+  }
+
+ private:
+  base::EventLoop& step_thread_;
+  transport::UcxWorker* const ucx_;
+  base::Instant until_;
+};
+
 // Members stand in the order of construction: each uses those above it.
 class WorkerProcess {
  public:
@@ -130,6 +147,7 @@ class WorkerProcess {
   std::string placement_;
   bool poll_ = false;
   std::unique_ptr<transport::UcxWorker> ucx_;
+  std::unique_ptr<WaitingThreads> waiting_threads_;  // null where nobody polls
   std::vector<std::unique_ptr<transport::ChannelFactory>> factories_;
   std::vector<transport::ChannelFactory*> factory_pointers_;
   std::unique_ptr<SessionDialer> dialer_;
@@ -343,7 +361,8 @@ absl::Status WorkerProcess::MakeWorker() {
   environment.timers = loop_.get();
   environment.executor = loop_.get();
   environment.watcher = loop_.get();
-  if (poll_) environment.poll = loop_.get();
+  if (poll_) waiting_threads_ = std::make_unique<WaitingThreads>(*loop_, ucx_.get());
+  environment.poll = waiting_threads_.get();
   environment.device = device_.get();
   environment.stages = stages_.get();
   environment.factories = factory_pointers_;

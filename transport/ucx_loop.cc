@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -143,6 +144,20 @@ bool UcxLoop::Post(base::Task task) {
   return true;
 }
 
+void UcxLoop::PollUntil(base::Instant until) {
+  const bool ahead = clock_.Now() < until;
+  absl::MutexLock lock(&mutex_);
+  const bool sleeps = poll_until_ < until;
+  poll_until_ = until;
+  if (ahead && sleeps && has_links_ && accepting_) ucp_worker_signal(worker_);
+}
+
+bool UcxLoop::Looking() const {
+  const base::Instant now = clock_.Now();
+  absl::MutexLock lock(&mutex_);
+  return now < poll_until_ && has_links_ && commands_.empty() && !stopping_;
+}
+
 bool UcxLoop::Stopping() const {
   absl::MutexLock lock(&mutex_);
   return stopping_;
@@ -176,6 +191,7 @@ void UcxLoop::RunCommands() {
     absl::MutexLock lock(&mutex_);
     // With the commands: one of them may close the link.
     AddAnnounced();
+    has_links_ = !links_.empty();
     commands.swap(commands_);
   }
   for (base::Task& command : commands) command();
@@ -193,6 +209,10 @@ bool UcxLoop::Progress() {
 }
 
 void UcxLoop::Sleep() {
+  while (Looking()) {
+    if (Progress()) return;
+    std::this_thread::yield();  // as EventLoop does
+  }
   // Busy when something came since the last progress, a signal included.
   if (ucp_worker_arm(worker_) != UCS_OK) return;
   // Never longer than to the next keep-alive, whatever else wakes or does not.

@@ -119,8 +119,8 @@ class UcxLink : public std::enable_shared_from_this<UcxLink> {
   bool closing_ = false;
 };
 
-// Thread rule: Create, the destructor, Post, Announce and address() from any thread; the rest from
-// tasks posted and from the links, on the loop's thread.
+// Thread rule: Create, the destructor, Post, PollUntil, Announce and address() from any thread; the
+// rest from tasks posted and from the links, on the loop's thread.
 class UcxLoop {
  public:
   using Done = absl::AnyInvocable<void(ucs_status_t)>;
@@ -132,6 +132,8 @@ class UcxLoop {
 
   // False when the mailbox is full or the loop has ended.
   [[nodiscard]] bool Post(base::Task task);
+  // As UcxWorker says.
+  void PollUntil(base::Instant until);
   // Of this worker, for offers.
   const std::string& address() const { return address_; }
 
@@ -172,6 +174,8 @@ class UcxLoop {
   void AddAnnounced() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Progress();
   void Sleep();
+  // Asked to look for messages, with no command to run first.
+  bool Looking() const;
   void KeepAlive();
   void TearDown();
   bool Stopping() const;
@@ -201,6 +205,8 @@ class UcxLoop {
   std::vector<std::shared_ptr<UcxLink>> announced_ ABSL_GUARDED_BY(mutex_);
   bool accepting_ ABSL_GUARDED_BY(mutex_) = false;  // the worker is there to be signalled
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_links_ ABSL_GUARDED_BY(mutex_) = false;  // as of the last turn
+  base::Instant poll_until_ ABSL_GUARDED_BY(mutex_);
 
   // Loop's thread.
   ucp_context_h context_ = nullptr;

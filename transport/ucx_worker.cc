@@ -162,6 +162,8 @@ absl::Status UcxLoop::InitialiseWorker() {
 UcxWorker::UcxWorker(std::unique_ptr<UcxLoop> loop) : loop_(std::move(loop)) {}
 UcxWorker::~UcxWorker() = default;
 
+void UcxWorker::PollUntil(base::Instant until) { loop_->PollUntil(until); }
+
 absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const base::Clock& clock,
                                                              const UcxOptions& options) {
   LC_ASSIGN_OR_RETURN(std::unique_ptr<UcxLoop> loop, UcxLoop::Create(clock, options));

@@ -2,8 +2,9 @@
 //
 // Other threads leave commands in a bounded mailbox and wake the thread; what happens on the wire
 // comes back through the links (ucx_link.h), which wake their executors. The thread sleeps in the
-// worker's event descriptor; it never spins.
-// Thread rule: Create and the destructor from one thread; the rest from any. Outlives its channels.
+// worker's event descriptor, but when it is asked to look for what is about to come.
+// Thread rule: Create and the destructor from one thread; the rest, PollUntil among it, from any.
+// Outlives its channels.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/event_poll.h"
 
 namespace layercake::transport {
 
@@ -29,12 +31,15 @@ struct UcxOptions {
   size_t max_commands = 1 << 16;
 };
 
-class UcxWorker {
+class UcxWorker final : public base::EventPoll {
  public:
   // Unavailable or InvalidArgument when UCX has none of `options.tls` here.
   static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(const base::Clock& clock,
                                                            const UcxOptions& options);
-  ~UcxWorker();
+  ~UcxWorker() override;
+
+  // While there are channels: the thread looks for messages and commands instead of sleeping.
+  void PollUntil(base::Instant until) override;
 
   // For channels of this worker.
   UcxLoop& loop() { return *loop_; }
