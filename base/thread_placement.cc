@@ -5,12 +5,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "base/posix_error.h"
+#include "base/status_macros.h"
 
 namespace layercake::base {
 
@@ -27,6 +30,17 @@ absl::StatusOr<std::vector<int>> AllowedCpus() {
     if (CPU_ISSET(static_cast<size_t>(cpu), &set)) cpus.push_back(cpu);
   }
   return cpus;
+}
+
+absl::StatusOr<double> UsableCpus(const std::string& control_group) {
+  LC_ASSIGN_OR_RETURN(const std::vector<int> allowed, AllowedCpus());
+  const auto cpus = static_cast<double>(allowed.size());
+  // Microseconds of each period; "max" for the first says that there is no quota.
+  std::ifstream file(control_group + "/cpu.max");
+  double quota = 0;
+  double period = 0;
+  if (!(file >> quota >> period) || quota <= 0 || period <= 0) return cpus;
+  return std::min(cpus, quota / period);
 }
 
 absl::Status RunOnCpus(absl::Span<const int> cpus) {

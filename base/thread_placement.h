@@ -4,6 +4,7 @@
 // Thread rule: each function speaks of the calling thread.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,10 @@ namespace layercake::base {
 
 // Ascending.
 absl::StatusOr<std::vector<int>> AllowedCpus();
+
+// How many CPUs' time there is for this process: those of AllowedCpus, or fewer where its control
+// group has a quota. `control_group`: a folder of cgroup v2; a container sees its own at the root.
+absl::StatusOr<double> UsableCpus(const std::string& control_group = "/sys/fs/cgroup");
 
 // Binds the thread to `cpus` (below kMaxCpus). InvalidArgument: the process may use none of them.
 absl::Status RunOnCpus(absl::Span<const int> cpus);

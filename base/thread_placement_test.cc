@@ -1,5 +1,8 @@
 #include "base/thread_placement.h"
 
+#include <cstdio>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -22,6 +25,22 @@ TEST(ThreadPlacement, BindsAThreadAndThoseThatItStarts) {
     InAThread([] { EXPECT_EQ(AllowedCpus()->size(), 1u); });
   });
   EXPECT_EQ(AllowedCpus().ok(), true);
+}
+
+TEST(ThreadPlacement, CountsNoMoreCpusThanAQuotaPaysFor) {
+  const std::string folder = testing::TempDir();
+  const std::string path = folder + "/cpu.max";
+  const auto usable = [&](absl::string_view text) {
+    std::ofstream(path) << text;
+    return UsableCpus(folder).value();
+  };
+  const auto all = static_cast<double>(AllowedCpus()->size());
+  EXPECT_EQ(usable("50000 100000\n"), 0.5);
+  EXPECT_EQ(usable("max 100000\n"), all);
+  EXPECT_EQ(usable("900000000 100000\n"), all);
+  EXPECT_EQ(usable("50000 0\n"), all) << "no period";
+  std::remove(path.c_str());
+  EXPECT_EQ(UsableCpus(folder).value(), all) << "no quota is kept here";
 }
 
 TEST(ThreadPlacement, RefusesProcessorsThatAreNotThere) {

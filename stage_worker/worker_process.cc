@@ -52,7 +52,7 @@ constexpr uint64_t kCopySpeedFreeBytes = 4 * kCopySpeedBytes;
 
 // Cores for each worker before its threads may stay awake: the step thread, the device's and those
 // of gRPC and UCX, and one for everybody else.
-constexpr size_t kCoresToPoll = 4;
+constexpr double kCoresToPoll = 4;
 
 std::string HostName() {
   std::array<char, 256> name{};
@@ -188,10 +188,11 @@ absl::Status WorkerProcess::MakeDevice() {
 
 // As if every GPU had a worker.
 void WorkerProcess::DecideToPoll(size_t devices) {
-  const absl::StatusOr<std::vector<int>> cpus = base::AllowedCpus();
-  poll_ = cpus.ok() && cpus->size() >= kCoresToPoll * devices;
-  spdlog::info("threads {} for what is about to come: {} cores, {} GPUs", poll_ ? "look" : "sleep",
-               cpus.ok() ? absl::StrCat(cpus->size()) : "unknown", devices);
+  const absl::StatusOr<double> cores = base::UsableCpus();
+  poll_ = cores.ok() && *cores >= kCoresToPoll * static_cast<double>(devices);
+  spdlog::info("threads {}: {} cores, {} GPUs",
+               poll_ ? "stay awake for what is about to come" : "sleep until something comes",
+               cores.ok() ? absl::StrCat(*cores) : "unknown", devices);
 }
 
 absl::Status WorkerProcess::MakeCudaDevice(const kernels::CudaDeviceFacts& facts) {
