@@ -83,7 +83,7 @@ __device__ __noinline__ void ReportTop(float of_thread, SampleOutcome* outcome,
     return static_cast<double>(raw.max) + log(static_cast<double>(weight) / kWeightUnit);
   };
   if (wanted == 0) {
-    const double log_sum = log_of(SumWeights<kBlocks>(raw, 0, memory, turn));
+    const double log_sum = log_of(WeighAll<kBlocks>(raw, memory, turn));
     if (threadIdx.x == 0) memory.log_sum = log_sum;
     return;
   }

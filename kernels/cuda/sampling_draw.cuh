@@ -25,65 +25,43 @@ __device__ __forceinline__ float FloatOf(int ordered) {
   return __int_as_float(ordered >= 0 ? ordered : ordered ^ 0x7fffffff);
 }
 
-// What the host compares.
-__device__ __noinline__ double Perturbed(float logit, uint32_t bits, float temperature) {
-  return static_cast<double>(logit) / static_cast<double>(temperature) + GumbelFromBits(bits);
-}
-
-// The token that is ahead of those offered so far. Floats tell most tokens apart; only those that
-// are nearer than floats are exact need the host's doubles, so a thread seldom computes any before
-// the end. Comparisons are written so that a NaN (temperatures near zero) counts as near.
-struct Contender {
-  float value = -INFINITY;  // within `error` of what the host would have
-  float error = 0;
-  float logit = 0;
-  uint32_t bits = 0;
-  int32_t token = INT32_MAX;  // none
-
-  __device__ __forceinline__ static float ErrorOf(float scaled) {
-    return kGumbelError + 1e-5f + 1e-6f * fabsf(scaled);
-  }
-  __device__ __forceinline__ float least() const { return value - error; }
-
-  __device__ __forceinline__ void Offer(const Contender& other, float temperature) {
-    if (other.value + other.error < least() || other.token == token) return;
-    bool better = token == INT32_MAX || other.least() > value + error;
-    if (!better) {
-      const double mine = Perturbed(logit, bits, temperature);
-      const double theirs = Perturbed(other.logit, other.bits, temperature);
-      better = theirs > mine || (theirs == mine && other.token < token);
-    }
-    if (better) *this = other;
-  }
-};
-
 __device__ __forceinline__ Contender ContenderOf(float logit, int32_t token, uint32_t bits,
                                                  float inverse_temperature) {
   const float scaled = logit * inverse_temperature;
   return {scaled + GumbelNear(bits), Contender::ErrorOf(scaled), logit, bits, token};
 }
 
-// The best of all threads' contenders by the host's doubles, in every thread.
-__device__ __forceinline__ BestToken Decide(const Contender& contender, float temperature,
-                                            SampleMemory& memory) {
-  if (threadIdx.x == 0) memory.bar = OrderedInt(-INFINITY);
-  __syncthreads();
-  const float least = contender.least();
-  if (least > -INFINITY) atomicMax(&memory.bar, OrderedInt(least));
-  __syncthreads();
-  BestToken best = {-INFINITY, INT32_MAX};
-  const bool beaten = contender.value + contender.error < FloatOf(memory.bar);
-  if (contender.token != INT32_MAX && !beaten) {
-    best.Offer(Perturbed(contender.logit, contender.bits, temperature), contender.token);
+// The best of all threads' contenders, in every thread of the block.
+__device__ __forceinline__ Contender BestOfBlock(const Contender& contender, float temperature,
+                                                 SampleMemory& memory) {
+  if (threadIdx.x == 0) {
+    memory.bar = OrderedInt(-INFINITY);
+    memory.winner = Contender::None();
   }
-  return ReduceBest(best, memory);
+  __syncthreads();
+  if (contender.least() > -INFINITY) atomicMax(&memory.bar, OrderedInt(contender.least()));
+  __syncthreads();
+  const bool left =
+      contender.token != INT32_MAX && !(contender.value + contender.error < FloatOf(memory.bar));
+  bool wins = left;
+  if (__syncthreads_count(left ? 1 : 0) > 1) {
+    BestToken best = {-INFINITY, INT32_MAX};
+    if (left) {
+      best.Offer(Perturbed(contender.logit, contender.bits, temperature), contender.token);
+    }
+    best = ReduceBest(best, memory);
+    wins = left && best.token == contender.token;
+  }
+  if (wins) memory.winner = contender;
+  __syncthreads();
+  return memory.winner;
 }
 
 // From the first `count` of this block's keys, in every thread of it.
 __device__ __noinline__ int32_t DrawFew(int count, Kept kept, SampleMemory& memory) {
   const SampleJob& job = memory.job;
   const RowView row = memory.row;
-  Contender best;
+  Contender best = Contender::None();
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kSampleThreads) {
     const int32_t token = TokenOf(memory.keys[i]);
     const float logit = LogitOf(memory.keys[i]);
@@ -92,7 +70,7 @@ __device__ __noinline__ int32_t DrawFew(int count, Kept kept, SampleMemory& memo
     const uint32_t bits = GumbelBits(job.seed, job.position, id / 4).word[id % 4];
     best.Offer(ContenderOf(logit, token, bits, row.inverse_temperature), job.temperature);
   }
-  return Decide(best, job.temperature, memory).token;
+  return BestOfBlock(best, job.temperature, memory).token;
 }
 
 // The logits of a quad of the slice; -infinity behind its end.
@@ -141,11 +119,11 @@ __device__ __noinline__ int32_t DrawMany(Kept kept, SampleMemory& memory) {
   using Team = BlockTeam<kBlocks>;
   // The likeliest token sets a bar: whatever its noise, it needs none that most others can reach.
   const auto id = static_cast<uint32_t>(row.likeliest);
-  const Contender first =
+  const float bar =
       ContenderOf(row.max, row.likeliest, GumbelBits(job.seed, job.position, id / 4).word[id % 4],
-                  row.inverse_temperature);
-  const float bar = first.least();
-  Contender best = first;
+                  row.inverse_temperature)
+          .least();
+  Contender best = Contender::None();
   const int32_t quads = (row.size + 3) / 4;
   // Quads with a token that could win are listed first, so that noise is made by full warps.
   for (int32_t chunk = 0; chunk < quads; chunk += kListedQuads) {
@@ -168,16 +146,16 @@ __device__ __noinline__ int32_t DrawMany(Kept kept, SampleMemory& memory) {
     }
     __syncthreads();
   }
-  const BestToken of_block = Decide(best, job.temperature, memory);
-  if (threadIdx.x == 0) *Team::At(memory.best + Team::Rank(), 0) = of_block;
+  best = BestOfBlock(best, job.temperature, memory);
+  if (threadIdx.x == 0) *Team::At(memory.winners + Team::Rank(), 0) = best;
   Team::Sync();
-  BestToken of_row = memory.best[0];
-  if (Team::Rank() == 0) {
-    for (int block = 1; block < kBlocks; ++block) {
-      of_row.Offer(memory.best[block].value, memory.best[block].token);
-    }
+  if (Team::Rank() != 0) return -1;
+  best = memory.winners[0];
+  for (int block = 1; block < kBlocks; ++block) {
+    const Contender other = memory.winners[block];
+    if (other.token != INT32_MAX) best.Offer(other, job.temperature);
   }
-  return of_row.token;
+  return best.token;
 }
 
 }  // namespace layercake::kernels::cuda

@@ -1,7 +1,8 @@
 // A row of logits in slices, one per block of a team, and what the blocks tell each other of it.
 //
-// All that is reduced over a row are largest keys and sums of integers, so results do not depend on
-// how the row is cut. Weights are exp((logit - max) / temperature) in units of 2^-44.
+// Slices depend on the vocabulary alone, and all that is reduced over threads and blocks are
+// largest keys and sums of integers: a row gives the same whatever happens beside it. Weights are
+// exp((logit - max) / temperature) in units of 2^-44.
 #pragma once
 
 #include "kernels/cuda/block_team.cuh"
@@ -32,6 +33,40 @@ struct BestToken {
       value = other;
       token = id;
     }
+  }
+};
+
+// What the host compares.
+__device__ __noinline__ double Perturbed(float logit, uint32_t bits, float temperature) {
+  return static_cast<double>(logit) / static_cast<double>(temperature) + GumbelFromBits(bits);
+}
+
+// The token that is ahead of those offered so far. Floats tell most tokens apart; only those that
+// are nearer than floats are exact need the host's doubles, so a thread seldom computes any before
+// the end. Comparisons are written so that a NaN (temperatures near zero) counts as near.
+struct Contender {
+  float value;  // within `error` of what the host would have
+  float error;
+  float logit;
+  uint32_t bits;
+  int32_t token;  // INT32_MAX: none
+
+  __device__ __forceinline__ static Contender None() { return {-INFINITY, 0, 0, 0, INT32_MAX}; }
+
+  __device__ __forceinline__ static float ErrorOf(float scaled) {
+    return kGumbelError + 1e-5f + 1e-6f * fabsf(scaled);
+  }
+  __device__ __forceinline__ float least() const { return value - error; }
+
+  __device__ __forceinline__ void Offer(const Contender& other, float temperature) {
+    if (other.value + other.error < least() || other.token == token) return;
+    bool better = token == INT32_MAX || other.least() > value + error;
+    if (!better) {
+      const double mine = Perturbed(logit, bits, temperature);
+      const double theirs = Perturbed(other.logit, other.bits, temperature);
+      better = theirs > mine || (theirs == mine && other.token < token);
+    }
+    if (better) *this = other;
   }
 };
 
@@ -117,11 +152,12 @@ struct alignas(16) SampleMemory {
   };
   Pair told[2][kSampleBlocks];                // one of each block, in turns; peers write
   Contribution contributions[kSampleBlocks];  // peers write
-  BestToken best[kSampleBlocks];              // peers write
+  Contender winners[kSampleBlocks];           // peers write
   Pair warp_pairs[kSampleWarps];
   BestToken warp_best[kSampleWarps];
   Cut cut;
   Selection found;
+  Contender winner;
   int bar;         // a float in the order of ints
   int top_count;   // of the log-probabilities reported
   double log_sum;  // of the raw logits
@@ -227,7 +263,7 @@ struct Largest {
 };
 constexpr TokenKey kBadKey = ~TokenKey{0};
 
-__device__ __forceinline__ bool IsBad(float logit) { return isnan(logit) || logit == INFINITY; }
+__device__ __forceinline__ bool IsBad(float logit) { return !(logit < INFINITY); }
 
 template <int kBlocks, int kAhead = 8>
 __device__ __forceinline__ Largest FindLargest(const RowView& row, SampleMemory& memory,
@@ -247,6 +283,26 @@ __device__ __forceinline__ Largest FindLargest(const RowView& row, SampleMemory&
                                        LargerOfBoth());
   const auto order = static_cast<TokenKey>(~static_cast<uint32_t>(all.second));
   return {all.first, LogitOf(order << 32), largest};
+}
+
+// What all tokens of a slice weigh, for sums of which no part is compared with: a thread adds its
+// own up as floats, always in the same order.
+struct RoughWeight {
+  float sum = 0;
+
+  __device__ __forceinline__ void Add(const RowView& row, float logit) {
+    sum += __expf((logit - row.max) * row.inverse_temperature);
+  }
+  __device__ __forceinline__ Weight weight() const {
+    return static_cast<Weight>(static_cast<double>(sum) * kWeightUnit);
+  }
+};
+
+template <int kBlocks>
+__device__ __forceinline__ Weight WeighAll(const RowView& row, SampleMemory& memory, int& turn) {
+  RoughWeight all;
+  ForEachToken<kBlocks>(row, [&](float logit, int32_t) { all.Add(row, logit); });
+  return ReduceTeam<kBlocks>({all.weight(), 0}, memory, turn, SumOfBoth()).first;
 }
 
 // The weight of the tokens of keys >= least.

@@ -168,24 +168,25 @@ __device__ __forceinline__ Range RangeOfBest(const RowView& row, float of_thread
   return {row.max, scale, everything ? INFINITY : static_cast<float>(cut.bin + 1)};
 }
 
-// Stages the keys of the tokens that `wanted` names and adds up their weights and those of all,
-// when `weigh` says so. Counts are right even when there are more than can be staged.
+// Stages the keys of the tokens that `wanted` names and adds up their weights and, roughly,
+// those of all, when `weigh` says so. Counts are right even when there are more than can be staged.
 template <int kBlocks, typename Wanted>
 __device__ __forceinline__ Contribution Stage(const RowView& row, Wanted wanted, bool weigh,
                                               SampleMemory& memory) {
   using Team = BlockTeam<kBlocks>;
   if (threadIdx.x == 0) memory.gathered = 0;
   __syncthreads();
-  Pair weights = {0, 0};
+  Weight weight = 0;
+  RoughWeight all;
   ForEachToken<kBlocks>(row, [&](float logit, int32_t t) {
     if (logit == -INFINITY) return;
-    const Weight weight = weigh ? row.WeightOf(logit) : 0;
-    weights.second += weight;
+    if (weigh) all.Add(row, logit);
     if (!wanted(logit, t)) return;
-    weights.first += weight;
+    if (weigh) weight += row.WeightOf(logit);
     const uint32_t place = atomicAdd(&memory.gathered, 1u);
     if (place < kMaxSorted) memory.staged[place] = KeyOf(logit, t);
   });
+  Pair weights = {weight, all.weight()};
   if (weigh) weights = ReduceBlock(weights, memory, SumOfBoth());
   __syncthreads();
   if (threadIdx.x < kBlocks) {

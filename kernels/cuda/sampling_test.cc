@@ -168,14 +168,17 @@ class SamplingTest : public GpuTest {
       SCOPED_TRACE(absl::StrCat("request ", i, " of vocabulary ", vocabulary, ", temperature ",
                                 params.temperature, ", top_k ", params.top_k, ", top_p ",
                                 params.top_p, ", min_p ", params.min_p));
-      EXPECT_TRUE(got[i] == alone[i]) << "one block drew " << alone[i].token;
+      ASSERT_EQ(alone[i].token, expected.token) << "one block";
+      ASSERT_EQ(alone[i].top_count, static_cast<int>(expected.top.size()));
       ASSERT_EQ(got[i].token, expected.token);
       ASSERT_EQ(got[i].non_finite != 0, expected.non_finite);
       ASSERT_EQ(got[i].top_count, static_cast<int>(expected.top.size()));
       if (requests[i].top_logprobs < 0 || expected.non_finite) continue;
       EXPECT_NEAR(got[i].logprob, expected.logprob, 1e-4);
+      EXPECT_NEAR(alone[i].logprob, expected.logprob, 1e-4);
       for (size_t t = 0; t < expected.top.size(); ++t) {
         EXPECT_EQ(got[i].top_token[t], expected.top[t].token);
+        EXPECT_EQ(alone[i].top_token[t], expected.top[t].token);
         EXPECT_NEAR(got[i].top_logprob[t], expected.top[t].logprob, 1e-4);
       }
     }
