@@ -1,8 +1,9 @@
 // The left side of the products: rows of activations made ready once for all matrices that share
 // them (q, k and v; gate and up).
 //
-// Each producer is one kernel with one block per row and one fixed block shape: a row's bytes
-// depend on that row alone. Everything is enqueued on the context's stream and allocates nothing.
+// Each producer is one kernel whose blocks have a shape that k and the forms decide, never the
+// rows: a row's bytes depend on that row alone. Everything is enqueued on the context's stream and
+// allocates nothing.
 //
 // Thread rule: the step thread.
 #pragma once

@@ -7,8 +7,6 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-constexpr int kRowThreads = 1024;
-constexpr int kRowWarps = kRowThreads / 32;
 constexpr int kPieceWarps = 4;
 
 using Kind = OperandSource::Kind;
@@ -185,23 +183,33 @@ __device__ __forceinline__ void WriteTiles(const OperandView& out, int64_t row, 
   }
 }
 
+// The forms that are made: kForms, known when compiled, or those of the arguments where that is
+// kAnyForms. Code for one form alone is a third as long.
+constexpr OperandForms kAnyForms = 0;
+template <OperandForms kForms>
+__device__ __forceinline__ OperandForms FormsOf(const OperandArguments& arguments) {
+  return kForms == kAnyForms ? arguments.forms : kForms;
+}
+
+template <OperandForms kForms>
 __device__ __forceinline__ void WriteBlock(const OperandArguments& arguments, int64_t row,
                                            int64_t block, int lane, const LanePlace& place,
                                            const float (&v)[8], float to_half) {
-  if ((arguments.forms & kFixedForm) != 0) {
+  const OperandForms forms = FormsOf<kForms>(arguments);
+  if ((forms & kFixedForm) != 0) {
     WriteFixed(v, lane, place, arguments.out.fixed + FixedBlockIndex(arguments.k, row, block));
   }
-  if ((arguments.forms & kTileForm) != 0) {
+  if ((forms & kTileForm) != 0) {
     WriteTiles(arguments.out, row, block, place, v, to_half);
   }
-  if ((arguments.forms & ~(kFixedForm | kTileForm)) != 0) {
+  if ((forms & ~(kFixedForm | kTileForm)) != 0) {
     WriteFloats(arguments, row, block, place, v, to_half);
   }
 }
 
 // Blocks of a row that need to know nothing of each other: no norm, no common scale of halves.
 // grid: (rows, pieces of kPieceWarps column blocks).
-template <Kind kKind>
+template <Kind kKind, OperandForms kForms>
 __global__ void __launch_bounds__(kPieceWarps * 32)
     PieceOperandKernel(const __grid_constant__ OperandArguments arguments) {
   GridLaunchDependents();
@@ -212,25 +220,39 @@ __global__ void __launch_bounds__(kPieceWarps * 32)
   const LanePlace place(lane);
   float v[8];
   RawValues<kKind>(arguments, blockIdx.x, block, place, v);
-  WriteBlock(arguments, blockIdx.x, block, lane, place, v, 0.0f);
+  WriteBlock<kForms>(arguments, blockIdx.x, block, lane, place, v, 0.0f);
 }
 
-// The sum of every thread's value, in one fixed order.
+// A row's block: kWarps warps, each of which keeps kKept column blocks of the row in registers.
+template <int kWarpCount, int kKeptCount>
+struct RowShape {
+  static constexpr int kWarps = kWarpCount;
+  static constexpr int kKept = kKeptCount;
+};
+// Few rows: a warp for each column block, or as many warps as there are.
+using WideRow = RowShape<32, 1>;
+using WideLongRow = RowShape<32, 4>;
+// Many rows, which fill the device: blocks so small that a multiprocessor takes several.
+using SmallRow = RowShape<8, 4>;
+
+// The sum of every thread's value, in one fixed order. `shared`: a word for each warp.
+template <int kWarps>
 __device__ float BlockSum(float value, float* shared) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
-  float sum = shared[threadIdx.x % kRowWarps];
+  float sum = threadIdx.x % 32 < kWarps ? shared[threadIdx.x % 32] : 0.0f;
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return sum;
 }
+template <int kWarps>
 __device__ uint32_t BlockMax(uint32_t value, uint32_t* shared) {
   value = __reduce_max_sync(~0u, value);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
-  return __reduce_max_sync(~0u, shared[threadIdx.x % kRowWarps]);
+  return __reduce_max_sync(~0u, threadIdx.x % 32 < kWarps ? shared[threadIdx.x % 32] : 0u);
 }
 
 // Powers of two for the row's halves, and back. 1, which costs the products of many rows nothing,
@@ -248,17 +270,15 @@ __device__ HalfScale HalfScaleOf(uint32_t largest_bits) {
           __uint_as_float(static_cast<uint32_t>(e - 10 + 127) << 23)};
 }
 
-// Column blocks that a warp keeps in registers where a row has more blocks than warps: all of rows
-// of up to 32,768 values.
-constexpr int kMostKeptBlocks = 4;
-
-// grid: rows. One block per row, one warp per column block in turn: warp w makes w, w + kRowWarps
-// and so on. The first kKeptBlocks of these are read once.
-template <Kind kKind, int kKeptBlocks>
-__global__ void __launch_bounds__(kRowThreads)
+// grid: rows. Warp w of a row's block makes column blocks w, w + kWarps and so on; the first kKept
+// of these are read once.
+template <Kind kKind, typename Shape, OperandForms kForms>
+__global__ void __launch_bounds__(32 * Shape::kWarps)
     RowOperandKernel(const __grid_constant__ OperandArguments arguments) {
-  __shared__ float sums[kRowWarps];
-  __shared__ uint32_t largest[kRowWarps];
+  constexpr int kWarps = Shape::kWarps;
+  constexpr int kKept = Shape::kKept;
+  __shared__ float sums[kWarps];
+  __shared__ uint32_t largest[kWarps];
   GridLaunchDependents();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t first = threadIdx.x / 32;
@@ -271,15 +291,15 @@ __global__ void __launch_bounds__(kRowThreads)
     Load8(arguments.source.other, arguments.k, first, place, arguments.vectors, weight);
   }
   GridDependencyWait();
-  float kept[kKeptBlocks][8] = {};
+  float kept[kKept][8] = {};
 #pragma unroll
-  for (int i = 0; i < kKeptBlocks; ++i) {
-    const int64_t block = first + i * kRowWarps;
+  for (int i = 0; i < kKept; ++i) {
+    const int64_t block = first + i * kWarps;
     if (block < blocks) RawValues<kKind>(arguments, row, block, place, kept[i]);
   }
   // What is not kept is read again each time.
   const auto for_the_rest = [&](const auto& use) {
-    for (int64_t block = first + kKeptBlocks * kRowWarps; block < blocks; block += kRowWarps) {
+    for (int64_t block = first + kKept * kWarps; block < blocks; block += kWarps) {
       float v[8];
       RawValues<kKind>(arguments, row, block, place, v);
       use(block, v);
@@ -293,9 +313,9 @@ __global__ void __launch_bounds__(kRowThreads)
       for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
     };
 #pragma unroll
-    for (int i = 0; i < kKeptBlocks; ++i) add(0, kept[i]);
+    for (int i = 0; i < kKept; ++i) add(0, kept[i]);
     for_the_rest(add);
-    sum = BlockSum(sum, sums);
+    sum = BlockSum<kWarps>(sum, sums);
     factor = 1.0f / sqrtf(sum / static_cast<float>(arguments.k) + arguments.source.eps);
   }
   const auto finish = [&](int64_t block, float(&v)[8]) {
@@ -307,46 +327,68 @@ __global__ void __launch_bounds__(kRowThreads)
     }
   };
 #pragma unroll
-  for (int i = 0; i < kKeptBlocks; ++i) {
-    const int64_t block = first + i * kRowWarps;
+  for (int i = 0; i < kKept; ++i) {
+    const int64_t block = first + i * kWarps;
     if (block < blocks) finish(block, kept[i]);
   }
   HalfScale half = {0.0f, 0.0f};
-  if ((arguments.forms & (kFloat16Form | kTileForm)) != 0) {
+  if ((FormsOf<kForms>(arguments) & (kFloat16Form | kTileForm)) != 0) {
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < kKeptBlocks; ++i) bits = max(bits, LargestBits(kept[i]));
+    for (int i = 0; i < kKept; ++i) bits = max(bits, LargestBits(kept[i]));
     for_the_rest([&](int64_t block, float(&v)[8]) {
       finish(block, v);
       bits = max(bits, LargestBits(v));
     });
-    half = HalfScaleOf(BlockMax(bits, largest));
+    half = HalfScaleOf(BlockMax<kWarps>(bits, largest));
     if (threadIdx.x == 0) arguments.out.half_scale[row] = half.from_half;
   }
 #pragma unroll
-  for (int i = 0; i < kKeptBlocks; ++i) {
-    const int64_t block = first + i * kRowWarps;
-    if (block < blocks) WriteBlock(arguments, row, block, lane, place, kept[i], half.to_half);
+  for (int i = 0; i < kKept; ++i) {
+    const int64_t block = first + i * kWarps;
+    if (block < blocks)
+      WriteBlock<kForms>(arguments, row, block, lane, place, kept[i], half.to_half);
   }
   for_the_rest([&](int64_t block, float(&v)[8]) {
     finish(block, v);
-    WriteBlock(arguments, row, block, lane, place, v, half.to_half);
+    WriteBlock<kForms>(arguments, row, block, lane, place, v, half.to_half);
   });
+}
+
+template <Kind kKind, typename Shape, OperandForms kForms>
+cudaError_t LaunchRows(const Context& context, const OperandArguments& arguments, int rows) {
+  return Launch(context, dim3(static_cast<unsigned>(rows)), dim3(32 * Shape::kWarps), 0,
+                RowOperandKernel<kKind, Shape, kForms>, arguments);
+}
+
+template <Kind kKind, OperandForms kForms>
+cudaError_t LaunchPieces(const Context& context, const OperandArguments& arguments, int rows) {
+  const auto pieces =
+      static_cast<unsigned>((ColumnBlocks(arguments.k) + kPieceWarps - 1) / kPieceWarps);
+  return Launch(context, dim3(static_cast<unsigned>(rows), pieces), dim3(kPieceWarps * 32), 0,
+                PieceOperandKernel<kKind, kForms>, arguments);
 }
 
 template <Kind kKind>
 cudaError_t LaunchKind(const Context& context, const OperandArguments& arguments, int rows) {
-  const auto row_count = static_cast<unsigned>(rows);
-  if (kKind == Kind::kNorm || (arguments.forms & (kFloat16Form | kTileForm)) != 0) {
-    return Launch(context, dim3(row_count), dim3(kRowThreads), 0,
-                  ColumnBlocks(arguments.k) <= kRowWarps ? RowOperandKernel<kKind, 1>
-                                                         : RowOperandKernel<kKind, kMostKeptBlocks>,
-                  arguments);
+  const int64_t blocks = ColumnBlocks(arguments.k);
+  if (arguments.forms == kTileForm) {
+    return blocks <= SmallRow::kWarps * SmallRow::kKept
+               ? LaunchRows<kKind, SmallRow, kTileForm>(context, arguments, rows)
+               : LaunchRows<kKind, WideLongRow, kTileForm>(context, arguments, rows);
   }
-  const auto pieces =
-      static_cast<unsigned>((ColumnBlocks(arguments.k) + kPieceWarps - 1) / kPieceWarps);
-  return Launch(context, dim3(row_count, pieces), dim3(kPieceWarps * 32), 0,
-                PieceOperandKernel<kKind>, arguments);
+  const bool whole_rows =
+      kKind == Kind::kNorm || (arguments.forms & (kFloat16Form | kTileForm)) != 0;
+  if (arguments.forms == kFixedForm) {
+    if (!whole_rows) return LaunchPieces<kKind, kFixedForm>(context, arguments, rows);
+    if (blocks <= WideRow::kWarps) {
+      return LaunchRows<kKind, WideRow, kFixedForm>(context, arguments, rows);
+    }
+  }
+  if (!whole_rows) return LaunchPieces<kKind, kAnyForms>(context, arguments, rows);
+  return blocks <= WideRow::kWarps
+             ? LaunchRows<kKind, WideRow, kAnyForms>(context, arguments, rows)
+             : LaunchRows<kKind, WideLongRow, kAnyForms>(context, arguments, rows);
 }
 
 bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }

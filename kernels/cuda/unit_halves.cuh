@@ -21,6 +21,8 @@ class LaneScales {
  public:
   // Of a group: (scale, minimum), or the scales of its two halves of 16 columns.
   static constexpr bool kOfHalves = kType == WeightType::kQ6_K;
+  // Upper groups' integers are 16 times the code, their scales a sixteenth (HalfIntegers).
+  static constexpr bool kUpperTimes16 = kType == WeightType::kQ4_K;
 
   __device__ __forceinline__ void Load(const std::byte* unit, int lane) {
     constexpr UnitFormat kFormat = UnitFormatOf(kType);
@@ -36,8 +38,9 @@ class LaneScales {
         const uint32_t minima = w.z >> (8 * t);
         const uint32_t rest = w.w >> (8 * t);
         own_[lower][0] = Pair(d * Float(scales & 63u), m * Float(minima & 63u));
-        own_[lower][1] = Pair(d * Float((rest & 15u) | ((scales >> 2) & 48u)),
-                              m * Float(((rest >> 4) & 15u) | ((minima >> 2) & 48u)));
+        own_[lower][1] =
+            Pair((kUpperTimes16 ? d / 16 : d) * Float((rest & 15u) | ((scales >> 2) & 48u)),
+                 m * Float(((rest >> 4) & 15u) | ((minima >> 2) & 48u)));
       } else if constexpr (kType == WeightType::kQ6_K) {
         const uint32_t d_bits =
             *reinterpret_cast<const uint16_t*>(unit + kFormat.header[1] + 2 * row);
@@ -79,26 +82,6 @@ class LaneScales {
   uint32_t own_[2][2];
 };
 
-// Four weights of a row as two pairs: of bytes 0 and 2, and of bytes 1 and 3.
-template <WeightType kType>
-__device__ __forceinline__ void HalfWeights(uint32_t codes, __half2 factor, __half2 addend,
-                                            uint32_t* even, uint32_t* odd) {
-  // Byte c behind 0x64 is the half 1024 + c; the difference to 1024 + bias is exact.
-  const __half2 zero = __half2half2(__int2half_rn(1024 + CodeBias<kType>()));
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t bits = SelectBytes(codes, 0x64646464u, i == 0 ? 0x4240u : 0x4341u);
-    const __half2 integers = __hsub2(*reinterpret_cast<const __half2*>(&bits), zero);
-    __half2 weights;
-    if constexpr (RowHeader<kType>::kHasMinimum) {
-      weights = __hfma2(integers, factor, addend);
-    } else {
-      weights = __hmul2(integers, factor);
-    }
-    *(i == 0 ? even : odd) = *reinterpret_cast<const uint32_t*>(&weights);
-  }
-}
-
 // The four words of each plane that a lane needs for groups jj and jj + 4 of a unit.
 template <WeightType kType>
 class LaneWords {
@@ -132,22 +115,64 @@ class LaneWords {
   uint4 pair_, bit_;
 };
 
+// (a & b) | c as one instruction.
+__device__ __forceinline__ uint32_t AndOr(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+// The integers of four weights of a row as two pairs of halves: of bytes 0 and 2 of register
+// (jj + 4 upper, lane, i), and of bytes 1 and 3.
+template <WeightType kType>
+__device__ __forceinline__ void HalfIntegers(const PlaneWords& words, int jj, int upper,
+                                             __half2* even, __half2* odd) {
+  // Code c in the lowest bits behind 0x64 is the half 1024 + c; the difference to 1024 + bias is
+  // exact.
+  uint32_t bits[2];
+  if constexpr (LaneScales<kType>::kUpperTimes16) {
+    // Nibbles stay where they are: those of upper groups are 16 c.
+    const uint32_t mask = upper == 0 ? 0x000f000fu : 0x00f000f0u;
+    bits[0] = AndOr(words.main, mask, 0x64006400u);
+    bits[1] = AndOr(words.main >> 8, mask, 0x64006400u);
+  } else {
+    const uint32_t codes = PackedCodes<kType>(words, jj + 4 * upper);
+    bits[0] = SelectBytes(codes, 0x64646464u, 0x4240u);
+    bits[1] = SelectBytes(codes, 0x64646464u, 0x4341u);
+  }
+  const __half2 zero = __half2half2(__int2half_rn(1024 + CodeBias<kType>()));
+  *even = __hsub2(*reinterpret_cast<const __half2*>(&bits[0]), zero);
+  *odd = __hsub2(*reinterpret_cast<const __half2*>(&bits[1]), zero);
+}
+
+template <WeightType kType>
+__device__ __forceinline__ uint32_t HalfWeights(__half2 integers, __half2 factor, __half2 addend) {
+  __half2 weights;
+  if constexpr (RowHeader<kType>::kHasMinimum) {
+    weights = __hfma2(integers, factor, addend);
+  } else {
+    weights = __hmul2(integers, factor);
+  }
+  return *reinterpret_cast<const uint32_t*>(&weights);
+}
+
 // The fragments (wgmma.cuh) of group jj + 4 upper: eight registers, four for each half of 16
 // columns. Column 4t + b of a half stands at place 2t + b / 2 for even b, 8 + 2t + b / 2 for odd b.
 template <WeightType kType>
 __device__ __forceinline__ void MakeFragments(const LaneWords<kType>& words,
                                               const LaneScales<kType>& scales, int jj, int upper,
                                               int lane, uint32_t (&a)[8]) {
-  const int j = jj + 4 * upper;
 #pragma unroll
   for (int lower = 0; lower < 2; ++lower) {
     const __half2 pair = scales.Of(jj, upper, lower, lane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint32_t codes = PackedCodes<kType>(words.Of(upper, 2 * half + lower), j);
       const bool high = LaneScales<kType>::kOfHalves && half == 1;
-      HalfWeights<kType>(codes, high ? __high2half2(pair) : __low2half2(pair), __high2half2(pair),
-                         &a[4 * half + lower], &a[4 * half + 2 + lower]);
+      const __half2 factor = high ? __high2half2(pair) : __low2half2(pair);
+      __half2 even, odd;
+      HalfIntegers<kType>(words.Of(upper, 2 * half + lower), jj, upper, &even, &odd);
+      a[4 * half + lower] = HalfWeights<kType>(even, factor, __high2half2(pair));
+      a[4 * half + 2 + lower] = HalfWeights<kType>(odd, factor, __high2half2(pair));
     }
   }
 }
