@@ -8,35 +8,37 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "tests/gpu/channel_peer_process.h"
 #include "transport/peer_process.h"
 
 namespace layercake::testing {
 namespace {
 
-// Sends, waits for the answer, and again. Nothing when a channel failed.
-std::vector<double> PingPong(DeviceChannels& channels, TwoWays& ways, transport::ChannelEnd& end,
-                             kernels::Buffer own, uint32_t bytes, size_t rounds,
-                             const base::Clock& clock) {
+// Sends, waits for the answer, and again. receive() is false when nothing is there yet. Nothing
+// when a channel failed.
+std::vector<double> PingPong(transport::ChannelEnd& end, size_t rounds, const base::Clock& clock,
+                             absl::FunctionRef<absl::Status()> send,
+                             absl::FunctionRef<absl::StatusOr<bool>()> receive) {
   std::vector<double> hops;
   bool failed = false;
   base::Instant sent;
-  const auto send = [&] {
+  const auto send_now = [&] {
     sent = clock.Now();
-    failed = !channels.SendRows(*ways.out, own, bytes).ok();
+    failed = !send().ok();
   };
-  end.Run(send);
+  end.Run(send_now);
   end.Await(
       [&] {
         while (!failed && hops.size() < rounds) {
-          const auto frame = ways.in->Poll(kRows);
-          if (frame.ok() && !frame->has_value()) return false;
-          failed = !frame.ok() || !channels.Receive(**frame, own).ok() ||
-                   !ways.in->Release(kRows, (*frame)->slot).ok();
+          const absl::StatusOr<bool> received = receive();
+          if (received.ok() && !*received) return false;
+          failed = !received.ok();
           hops.push_back(absl::ToDoubleMicroseconds(clock.Now() - sent) / 2);
-          if (!failed && hops.size() < rounds) send();
+          if (!failed && hops.size() < rounds) send_now();
         }
         return true;
       },
@@ -46,33 +48,27 @@ std::vector<double> PingPong(DeviceChannels& channels, TwoWays& ways, transport:
   return hops;
 }
 
+std::vector<double> PingPongWhole(DeviceChannels& channels, TwoWays& ways,
+                                  transport::ChannelEnd& end, kernels::Buffer own, uint32_t bytes,
+                                  size_t rounds, const base::Clock& clock) {
+  return PingPong(
+      end, rounds, clock, [&] { return channels.SendRows(*ways.out, own, bytes); },
+      [&]() -> absl::StatusOr<bool> {
+        LC_ASSIGN_OR_RETURN(const auto frame, ways.in->Poll(kRows));
+        if (!frame.has_value()) return false;
+        LC_RETURN_IF_ERROR(channels.Receive(*frame, own));
+        LC_RETURN_IF_ERROR(ways.in->Release(kRows, frame->slot));
+        return true;
+      });
+}
+
 // The same with frames in parts: copies of one part beside the checks of another.
 std::vector<double> PingPongInParts(transport::RowsMover& mover, TwoWays& ways,
                                     transport::ChannelEnd& end, uint32_t bytes, size_t rounds,
                                     const base::Clock& clock) {
-  std::vector<double> hops;
-  bool failed = false;
-  base::Instant sent;
-  const auto send = [&] {
-    sent = clock.Now();
-    failed = !mover.Send(*ways.out, bytes).ok();
-  };
-  end.Run(send);
-  end.Await(
-      [&] {
-        while (!failed && hops.size() < rounds) {
-          const auto received = mover.Receive(*ways.in);
-          if (received.ok() && !*received) return false;
-          failed = !received.ok();
-          hops.push_back(absl::ToDoubleMicroseconds(clock.Now() - sent) / 2);
-          if (!failed && hops.size() < rounds) send();
-        }
-        return true;
-      },
-      absl::Minutes(1));
-  if (failed) hops.clear();
-  std::sort(hops.begin(), hops.end());
-  return hops;
+  return PingPong(
+      end, rounds, clock, [&] { return mover.Send(*ways.out, bytes); },
+      [&] { return mover.Receive(*ways.in); });
 }
 
 // `device`: of frames in parts; null: whole frames.
@@ -103,7 +99,7 @@ void Measure(DeviceChannels& channels, const kernels::CudaDeviceFacts* device,
     const std::vector<double> hops =
         moving != nullptr
             ? PingPongInParts(moving->mover(), ways, end, bytes, rounds, clock)
-            : PingPong(channels, ways, end, own->memory->buffer(), bytes, rounds, clock);
+            : PingPongWhole(channels, ways, end, own->memory->buffer(), bytes, rounds, clock);
     const std::string word = peer.ReadLine();
     std::printf("%-12s %8u bytes: %8.1f us least, %8.1f us median of %zu (%s)\n", kind.c_str(),
                 bytes, hops.empty() ? 0 : hops.front(), hops.empty() ? 0 : hops[hops.size() / 2],
