@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/random.h"
 #include "gtest/gtest.h"
 
 namespace layercake::coordinator {
@@ -108,6 +109,16 @@ TEST(FlightControl, APauseIsNoGap) {
     chain.Idle(5);
     EXPECT_EQ(chain.Run(8, 64), 0);
   }
+}
+
+TEST(FlightControl, NoiseIsNoReason) {
+  base::SeededRandom random(11);
+  const auto noisy = [&random](const StepShape& shape) {
+    return (3.3e-3 + 3e-5 * shape.rows) * (0.9 + 0.2 * random.Unit());
+  };
+  SimpleChain chain(2, noisy, 1e-4);
+  chain.Believe(Linear(3.3e-3, 3e-5));
+  EXPECT_EQ(chain.Run(32, 20'000), 0);
 }
 
 TEST(FlightControl, KeepsToWhatItMayUse) {

@@ -6,20 +6,23 @@
 // together: micro-batches pass every stage in order.
 //
 // Rules (docs/architecture.md, "Scheduling"):
-//   - as many micro-batches in flight as stages, and one more where measured hops cost more than
-//     the weights read once more; decode rows are spread over them by turn, so that two of them
-//     never differ by more than one row
+//   - as many micro-batches in flight as stages, and one more where that makes a round shorter by
+//     measured times (flight_control.h); decode rows are spread over them by turn, so that two of
+//     them never differ by more than one row (by an eighth while prompts are computed and streams
+//     begin): a row that is too many waits for the next turn
 //   - decodes first. Prompt chunks fill a micro-batch up to its share of the pending prompt rows,
 //     less when blocks are short, and never longer than max_stretch times a micro-batch of decodes
 //     alone (by the measured times of the slowest stage). Half of that belongs to the prompt that
 //     was admitted first, half to the one with the least left: none waits for ever, a short one
-//     not long
+//     not long. Without streams there is no such bound; then chunks are as large as gets all the
+//     prompts through the stages soonest: the first chunk passes every stage, the others follow at
+//     the pace of the slowest
 //   - running ahead (allow_run_ahead): while a sequence's token is on its way back, its next decode
 //     row may be planned already; a stage takes the token from the one that sampled it, and the
 //     coordinator's way is off the path. At most one row of a sequence, none beyond its last token.
 //     Only where it keeps nothing else waiting, as steps run in order: in one micro-batch more than
 //     are wanted, for the rows of the oldest one in flight, which the token will reach in time; or
-//     in a micro-batch that would be empty
+//     in a micro-batch that would be empty, when no step before waits for its own token
 //   - admission in fair order (fair_queue.h), when a sequence's blocks and one more are free
 //   - full blocks that were computed are kept for prompts that begin alike; a prompt that begins
 //     like one that is being computed waits for it instead of doing the same work
@@ -248,8 +251,9 @@ class Scheduler {
   double SlowestStage(const StepShape& shape) const;
   // The rows that all streams have in a round.
   StepShape StreamShape() const;
-  // Rows of each chunk for `rows` of prompts without streams beside them.
-  int ChunkRows(int64_t rows, int most) const;
+  // Rows of each chunk, at most `most`, for `rows` of prompts without streams beside them; the
+  // longest of the prompts has `longest` tokens.
+  int ChunkRows(int64_t rows, int longest, int most) const;
   bool CostKnown() const;
   // Appends up to `count` rows of the sequence; false when blocks are short, or the history does
   // not fit.

@@ -99,6 +99,33 @@ TEST(SchedulerRunAhead, TheMicroBatchesStayApartWhenTheyRunAhead) {
   }
 }
 
+// A row of the one, then two rows of the other: the last would hold up the first one's next row.
+TEST(SchedulerRunAhead, StreamsThatAreFewerThanStagesTakeTurns) {
+  Scheduler scheduler(AheadOptions(4));
+  scheduler.AllowRunAhead(true);
+  std::deque<ScheduledStep> in_flight;
+  std::vector<SequenceId> order;
+  const auto plan = [&] {
+    while (auto step = scheduler.NextStep()) {
+      ASSERT_THAT(step->rows, SizeIs(1));
+      order.push_back(step->rows[0].sequence);
+      in_flight.push_back(*std::move(step));
+    }
+  };
+  ASSERT_TRUE(AddUntil(scheduler, 1, 1, 1000).ok());
+  plan();
+  ASSERT_THAT(in_flight, SizeIs(2)) << "its row ahead, too";
+  ASSERT_TRUE(AddUntil(scheduler, 2, 1, 1000).ok());
+  for (int turn = 0; turn < 20; ++turn) {
+    plan();
+    const ScheduledStep done = std::move(in_flight.front());
+    in_flight.pop_front();
+    scheduler.StepDone(done.step, At(0));
+    scheduler.TokenAdded(done.rows[0].sequence, 1);
+  }
+  for (size_t i = 3; i < order.size(); ++i) EXPECT_NE(order[i], order[i - 1]) << "step " << i;
+}
+
 // A step that waits for its token keeps those behind it waiting.
 TEST(SchedulerRunAhead, ARowDoesNotRunAheadWhereAPromptCouldBeComputedInstead) {
   Scheduler scheduler(AheadOptions(4));

@@ -169,8 +169,10 @@ StepShape Scheduler::SchedulePrompts(ScheduledStep& step) {
 std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, int rows_left) {
   std::vector<Chunk> chunks;
   int64_t pending = 0;
+  int longest = 0;
   for (Sequence* const sequence : prompts_) {
     if (sequence->paused || sequence->pending() <= 0) continue;
+    longest = std::max(longest, sequence->known());
     chunks.push_back({.sequence = sequence, .rows = 0});
     pending += sequence->pending();
   }
@@ -182,7 +184,7 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
     if (prompt_rows_in_flight_ == 0) prompt_rows_begun_ = 0;
     const int64_t all = pending + prompt_rows_in_flight_;
     const int64_t share = decoding_ == 0 && CostKnown()
-                              ? ChunkRows(pending + prompt_rows_begun_, budget)
+                              ? ChunkRows(pending + prompt_rows_begun_, longest, budget)
                               : (all + flight_.wanted() - 1) / flight_.wanted();
     const double free = static_cast<double>(pool_.free_count()) / pool_.total();
     const double pressure = std::min(1.0, free / kScarce);
@@ -238,7 +240,7 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
   return chunks;
 }
 
-int Scheduler::ChunkRows(int64_t rows, int most) const {
+int Scheduler::ChunkRows(int64_t rows, int longest, int most) const {
   if (options_.stages == 1) return most;  // nobody waits for the first chunk
   const auto chunk_of = [rows](int64_t chunks) {
     const int64_t even = (rows + chunks - 1) / chunks;
@@ -252,7 +254,7 @@ int Scheduler::ChunkRows(int64_t rows, int most) const {
        chunks += std::max<int64_t>(1, chunks / 8)) {
     const int size = std::min(chunk_of(chunks), most);
     // The first chunk passes every stage; the others follow at the pace of the slowest.
-    const StepShape shape = ShapeOf(static_cast<int>((rows - size) / 2), size, false);
+    const StepShape shape = ShapeOf(std::max(0, (longest - size) / 2), size, false);
     double way = 0;
     for (const StepCostModel& cost : costs_) way += cost.Predict(shape);
     const double seconds =
@@ -291,14 +293,17 @@ double Scheduler::TimeLimit() const {
 }
 
 int Scheduler::RowsWithin(double limit, const StepShape& others, int position, int most) const {
-  if (limit == std::numeric_limits<double>::infinity()) return most;
+  const auto fits = [&](int rows) {
+    StepShape shape = others;
+    shape.Add(ShapeOf(position, rows, false));
+    return SlowestStage(shape) <= limit;
+  };
+  if (limit == std::numeric_limits<double>::infinity() || fits(most)) return most;
   int rows = 0;
-  int too_many = most + 1;
+  int too_many = most;
   while (too_many - rows > 1) {
     const int middle = rows + (too_many - rows) / 2;
-    StepShape shape = others;
-    shape.Add(ShapeOf(position, middle, false));
-    (SlowestStage(shape) <= limit ? rows : too_many) = middle;
+    (fits(middle) ? rows : too_many) = middle;
   }
   return rows;
 }

@@ -112,6 +112,73 @@ TEST(Scheduler, KeepsTheSharesOfDecodesWithinOneRowFromRoundToRound) {
   }
 }
 
+TEST(Scheduler, StreamsThatBeginLaterMakeTheMicroBatchesLevelAgain) {
+  SchedulerOptions options = SmallOptions();
+  options.max_rows = options.prefill_rows = 64;
+  options.max_sequences = options.max_queued = 64;
+  options.kv_blocks = 640;
+  Scheduler scheduler(options);
+  std::deque<ScheduledStep> in_flight;
+  std::vector<size_t> rows;
+  const auto round = [&](int micro_batches) {
+    for (int i = 0; i < micro_batches; ++i) {
+      while (auto step = scheduler.NextStep()) {
+        rows.push_back(step->rows.size());
+        in_flight.push_back(*std::move(step));
+      }
+      const ScheduledStep done = std::move(in_flight.front());
+      in_flight.pop_front();
+      scheduler.StepDone(done.step, At(0));
+      for (const ScheduledRows& row : done.rows) scheduler.TokenAdded(row.sequence, 1);
+    }
+  };
+  for (uint64_t i = 1; i <= 18; ++i) ASSERT_TRUE(Add(scheduler, i, 1).ok());
+  round(5);
+  for (uint64_t i = 19; i <= 32; ++i) ASSERT_TRUE(Add(scheduler, i, 1).ok());
+  round(6);
+  const size_t first = rows.size();
+  round(10);
+  for (size_t i = first; i < rows.size(); ++i) EXPECT_EQ(rows[i], 16u) << "step " << i;
+}
+
+TEST(Scheduler, ASequenceWhoseLastRowIsInFlightIsNoStreamThatPromptsHaveToSpare) {
+  SchedulerOptions options = SmallOptions();
+  options.max_rows = 512;
+  options.prefill_rows = 256;
+  options.kv_blocks = 4096;
+  Scheduler scheduler(options);
+  const auto run = [&](const ScheduledStep& step) {
+    for (const int stage : {0, 1}) {
+      scheduler.StepTime(stage, step.step, 1e-3 + 1e-5 * step.shape.rows);
+    }
+    scheduler.StepDone(step.step, At(0));
+  };
+  for (uint64_t id = 1; id <= 20; ++id) {  // costs are known, of steps of all sizes
+    ASSERT_TRUE(scheduler
+                    .Add({.id = Id(id),
+                          .prompt = std::vector<int32_t>(id % 2 == 0 ? 200 : 10, 1),
+                          .root = std::nullopt},
+                         At(0))
+                    .ok());
+    while (const auto step = scheduler.NextStep()) run(*step);
+    scheduler.Finish(Id(id));
+    while (const auto step = scheduler.NextStep()) run(*step);
+  }
+  const auto ask = [&](uint64_t id, size_t tokens) {
+    return scheduler.Add({.id = Id(id),
+                          .prompt = std::vector<int32_t>(tokens, 1),
+                          .root = std::nullopt,
+                          .last_token = static_cast<int>(tokens) + 1},
+                         At(0));
+  };
+  ASSERT_TRUE(ask(21, 10).ok());
+  ASSERT_TRUE(scheduler.NextStep());
+  ASSERT_TRUE(ask(22, 400).ok());
+  const auto chunk = scheduler.NextStep();
+  ASSERT_TRUE(chunk);
+  EXPECT_GE(chunk->rows[0].count, 150) << "twice a decode's time would be 100";
+}
+
 TEST(Scheduler, SharesFullBlocksOfAPromptThatWasComputed) {
   Scheduler scheduler(SmallOptions());
   std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
