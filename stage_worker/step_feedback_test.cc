@@ -144,6 +144,16 @@ TEST_F(StepFeedbackTest, BeginsAStepOfSeveralStagesWhenItsTokenComesBack) {
   EXPECT_EQ(part(0).loop->WaitingFor(), "");
 }
 
+TEST_F(StepFeedbackTest, SendsTokensBeforeTheCoordinatorHearsOfThem) {
+  Build(2);
+  uint64_t sent = 0;
+  at_result_ = [&] { sent = back().lane(Lane::kPlan).committed; };
+  part(0).loop->OnPlan(Prompt(1, 1));
+  RunAll();
+  ASSERT_EQ(results_.size(), 1u);
+  EXPECT_EQ(sent, 1u);
+}
+
 TEST_F(StepFeedbackTest, SendsOneFrameForEachStepThatSamples) {
   Build(2);
   part(0).loop->OnPlan(Prompt(1, 1));

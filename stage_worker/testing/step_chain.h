@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -73,7 +74,10 @@ class StepChainTest : public ::testing::Test {
       options.upstream_peer = absl::StrCat("stage ", i - 1, " (host a)");
       options.downstream_peer = absl::StrCat("stage ", i + 1, " (host b)");
       StepLoop::Callbacks callbacks;
-      callbacks.on_result = [this](v1::StepResult result) { results_.push_back(result); };
+      callbacks.on_result = [this](v1::StepResult result) {
+        results_.push_back(result);
+        if (at_result_) at_result_();
+      };
       callbacks.on_failure = [&part](absl::Status status) { part.failures.push_back(status); };
       callbacks.on_drained = [&part] { ++part.drained; };
       options.feedback_peer = absl::StrCat("stage ", i == 0 ? stages - 1 : 0, " (host c)");
@@ -157,6 +161,7 @@ class StepChainTest : public ::testing::Test {
   std::unique_ptr<Link> back_;  // from the last stage to the first
   std::vector<std::unique_ptr<Part>> parts_;
   std::vector<v1::StepResult> results_;
+  std::function<void()> at_result_;  // inside the last stage's callback
 };
 
 }  // namespace layercake::stage_worker::testing
