@@ -344,7 +344,7 @@ TEST_F(AttentionTest, GivesARowTheSameBitsWhateverRunsBesideIt) {
 
 // What an earlier sequence left in the last block, a NaN even, is none of this one's.
 TEST_F(AttentionTest, IsNotReachedByWhatLiesBehindTheLastPosition) {
-  for (const KvElement element : {KvElement::kBfloat16, KvElement::kQ8_0}) {
+  for (const KvElement element : {KvElement::kFloat16, KvElement::kBfloat16, KvElement::kQ8_0}) {
     const Shape shape = {.heads = 8, .kv_heads = 2, .head_dim = 64, .element = element};
     SCOPED_TRACE(Describe(shape));
     Make(shape, {{19, 35}, {1, 20}});
@@ -356,7 +356,7 @@ TEST_F(AttentionTest, IsNotReachedByWhatLiesBehindTheLastPosition) {
 
 // A key or value that its type cannot hold is NaN, and so is what a row makes of it.
 TEST_F(AttentionTest, PassesNaNOn) {
-  for (const KvElement element : {KvElement::kBfloat16, KvElement::kQ8_0}) {
+  for (const KvElement element : {KvElement::kFloat16, KvElement::kBfloat16, KvElement::kQ8_0}) {
     const Shape shape = {.heads = 4, .kv_heads = 1, .head_dim = 64, .element = element};
     SCOPED_TRACE(Describe(shape));
     for (const int rows : {1, 40}) {
