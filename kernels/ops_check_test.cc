@@ -208,6 +208,9 @@ TEST_F(SampleRequests, AreRefusedWithWhatIsWrong) {
   ExpectRefused(Check({SampleRequest{}}, 2), "room for 2");
   ExpectRefused(Check({}, 0, 0), "vocabulary of 0");
   ExpectRefused(Check({SampleRequest{}, SampleRequest{}}, 2), "row 0 is sampled twice");
+  std::vector<SampleRequest> apart(3);
+  apart[0].logits_row = apart[2].logits_row = 1;
+  ExpectRefused(Check(apart, 3), "row 1 is sampled twice");
   ExpectOneRefused(For(-1), "logits row -1 names no row");
   ExpectOneRefused(For(3), "logits of (4, 40)");
   const SeenToken beyond[] = {{40, 1}};

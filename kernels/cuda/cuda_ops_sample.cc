@@ -91,6 +91,7 @@ absl::Status CudaOps::Hold() {
   held_ = true;
   if (!tokens_.empty()) return absl::OkStatus();  // they may yet change
   busy_ = true;
+  device_.NoteEnqueued();
   return block_.Send(context_);
 }
 
@@ -121,6 +122,7 @@ absl::Status CudaOps::Flush() {
   RecordPendingSwiglu();
   if (list_.empty()) return absl::OkStatus();
   busy_ = true;
+  device_.NoteEnqueued();
   absl::Status status = block_.Send(context_);
   if (status.ok()) {
     // Prompts come in too many shapes to be worth recording; one kernel is launched sooner than a
@@ -138,7 +140,8 @@ absl::Status CudaOps::Flush() {
 
 absl::Status CudaOps::Finish() {
   absl::Status status = Flush();
-  if (status.ok() && busy_) status = device_.Synchronize("finish a step");
+  // A copy out has waited already for everything before it.
+  if (status.ok() && busy_ && device_.pending()) status = device_.Synchronize("finish a step");
   busy_ = false;
   if (status.ok()) {
     status = Deliver();
@@ -163,6 +166,7 @@ absl::Status CudaOps::Deliver() {
     result.non_finite = outcome.non_finite != 0;
     result.logprob = outcome.logprob;
     const int count = std::clamp(outcome.top_count, 0, kOutcomeLogprobs);
+    result.top.reserve(static_cast<size_t>(count));
     for (int t = 0; t < count; ++t) {
       result.top.push_back({outcome.top_token[t], outcome.top_logprob[t]});
     }
