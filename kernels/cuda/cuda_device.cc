@@ -114,7 +114,11 @@ absl::Status CudaDevice::BeforeCopy() {
 }
 
 absl::Status CudaDevice::Synchronize(absl::string_view what) {
-  return CudaStatus(cudaStreamSynchronize(context_.stream), absl::StrCat(name_, ": ", what));
+  LC_RETURN_IF_ERROR(
+      CudaStatus(cudaStreamSynchronize(context_.stream), absl::StrCat(name_, ": ", what)));
+  staging_read_ = false;
+  pending_ = false;
+  return absl::OkStatus();
 }
 
 absl::Status CudaDevice::CopyIn(const std::byte* host, Buffer device, size_t bytes) {
@@ -122,11 +126,12 @@ absl::Status CudaDevice::CopyIn(const std::byte* host, Buffer device, size_t byt
   if (bytes == 0) return absl::OkStatus();
   const bool staged = bytes <= kStagingBytes;
   if (staged) {
-    // An earlier copy may still read the staging memory; in a step none does.
-    LC_RETURN_IF_ERROR(Synchronize("copy to the device"));
+    if (staging_read_) LC_RETURN_IF_ERROR(Synchronize("copy to the device"));
+    staging_read_ = true;
     std::memcpy(staging_.as<std::byte>(), host, bytes);
     host = staging_.as<std::byte>();
   }
+  pending_ = true;
   LC_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpyAsync(device.address, host, bytes, cudaMemcpyHostToDevice, context_.stream),
       absl::StrCat(name_, ": copy ", bytes, " bytes to the device")));
@@ -149,6 +154,7 @@ absl::Status CudaDevice::CopyOut(Buffer device, std::byte* host, size_t bytes) {
 absl::Status CudaDevice::Copy(Buffer from, Buffer to, size_t bytes) {
   LC_RETURN_IF_ERROR(BeforeCopy());
   if (bytes == 0) return absl::OkStatus();
+  pending_ = true;
   return CudaStatus(
       cudaMemcpyAsync(to.address, from.address, bytes, cudaMemcpyDefault, context_.stream),
       absl::StrCat(name_, ": copy ", bytes, " bytes on the device or to a peer"));

@@ -35,6 +35,9 @@ class CudaDevice final : public Device {
   absl::Status MakeCurrent() const;
   // Waits for everything enqueued.
   absl::Status Synchronize(absl::string_view what);
+  // Whether a copy, or what NoteEnqueued spoke of, was enqueued since the last wait.
+  bool pending() const { return pending_; }
+  void NoteEnqueued() { pending_ = true; }
   absl::StatusOr<uint64_t> FreeBytes() const;
 
   // Called before every copy: enqueues what operations have put off. Null: nothing.
@@ -46,7 +49,9 @@ class CudaDevice final : public Device {
 
   std::string name_;
   Context context_;
-  PinnedArray staging_;  // small copies go through it
+  PinnedArray staging_;        // small copies go through it
+  bool staging_read_ = false;  // a copy to the device may still read it
+  bool pending_ = false;
   absl::AnyInvocable<absl::Status()> flush_;
   std::unique_ptr<WorkThread> thread_;
 };
