@@ -52,7 +52,9 @@ __device__ __forceinline__ void Load8(const float* row, int64_t k, int64_t block
   }
 }
 
-__device__ __forceinline__ float Silu(float z) { return z / (1.0f + expf(-z)); }
+// By the approximate exponential and quotient, which are off by 2 + |z| ulp: a thousandth of what
+// the operand's rounding costs, in a quarter of the instructions.
+__device__ __forceinline__ float Silu(float z) { return __fdividef(z, 1.0f + __expf(-z)); }
 
 // The values of a block before the norm's factor.
 template <Kind kKind>
