@@ -35,7 +35,7 @@ FlightControl::FlightControl(int stages, int most)
 void FlightControl::OnResult(const Result& result, const StepShape& streams, base::Instant now,
                              const Predict& predict) {
   const std::optional<base::Instant> before = std::exchange(last_result_, now);
-  if (most_ <= stages_ || !predict || !before) return;
+  if (most_ <= stages_ || !before) return;
   Average(prompts_.rows, result.prompts.rows);
   Average(prompts_.samples, result.prompts.samples);
   Average(prompts_.reads, result.prompts.reads);
@@ -44,6 +44,7 @@ void FlightControl::OnResult(const Result& result, const StepShape& streams, bas
     --settling_;
     return;
   }
+  if (!predict && !trying_) return;
   if (result.full) Count(result, streams, absl::ToDoubleSeconds(now - *before), predict);
   ++results_;
   if (trying_) {

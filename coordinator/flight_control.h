@@ -26,7 +26,8 @@ namespace layercake::coordinator {
 // Pure: time is an argument.
 class FlightControl {
  public:
-  // Seconds of the slowest stage for a shape; empty while that is unknown.
+  // Seconds of the slowest stage for a shape; empty while that is unknown, or was not measured for
+  // steps of the result's size: what it is wrong by would be taken for a gap.
   using Predict = std::function<double(const StepShape&)>;
   struct Result {
     StepShape shape;

@@ -110,8 +110,9 @@ void Scheduler::StepDone(StepId step, base::Instant now) {
   if (!done.rows.empty()) {
     const StepShape streams = StreamShape();
     flight_.OnResult({.shape = done.shape, .prompts = done.prompts, .full = full}, streams, now,
-                     CostKnown() ? [this](const StepShape& shape) { return SlowestStage(shape); }
-                                 : FlightControl::Predict());
+                     CostKnown() && CostSeen(done.shape.rows)
+                         ? [this](const StepShape& shape) { return SlowestStage(shape); }
+                         : FlightControl::Predict());
   }
   for (const RowsInFlight& rows : done.rows) {
     Sequence* const sequence = Find(rows.sequence);

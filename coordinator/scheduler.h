@@ -255,6 +255,8 @@ class Scheduler {
   // longest of the prompts has `longest` tokens.
   int ChunkRows(int64_t rows, int longest, int most) const;
   bool CostKnown() const;
+  // Steps of about that many rows were measured.
+  bool CostSeen(double rows) const;
   // Appends up to `count` rows of the sequence; false when blocks are short, or the history does
   // not fit.
   bool AppendRows(Sequence& sequence, int count, ScheduledStep& step);

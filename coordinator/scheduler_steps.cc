@@ -319,6 +319,11 @@ bool Scheduler::CostKnown() const {
                      [](const StepCostModel& cost) { return cost.ready(); });
 }
 
+bool Scheduler::CostSeen(double rows) const {
+  return std::all_of(costs_.begin(), costs_.end(),
+                     [rows](const StepCostModel& cost) { return cost.Saw(rows); });
+}
+
 bool Scheduler::AppendRows(Sequence& sequence, int count, ScheduledStep& step) {
   const bool begins = !sequence.begun;
   if (begins && history_tokens_ > 0 &&

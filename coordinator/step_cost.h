@@ -43,6 +43,8 @@ class StepCostModel {
   // Enough samples to be better than no model.
   bool ready() const { return samples_ >= kEnough; }
   double Predict(const StepShape& shape) const;
+  // It had a step of about that many rows.
+  bool Saw(double rows) const { return classes_[ClassOf(rows)].steps > 0; }
   int64_t samples() const { return samples_; }
 
  private:

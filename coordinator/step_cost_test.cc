@@ -107,6 +107,11 @@ TEST(StepCostModel, IsNotReadyBeforeItHasSeenSteps) {
   EXPECT_FALSE(model.ready());
   model.Add(ShapeOf(0, 1, true), 0);  // a clock that did not move says nothing
   EXPECT_EQ(model.samples(), 0);
+  EXPECT_FALSE(model.Saw(8));
+  model.Add(ShapeOf(0, 8, true), 1e-3);
+  EXPECT_TRUE(model.Saw(8));
+  EXPECT_TRUE(model.Saw(5)) << "about as many";
+  EXPECT_FALSE(model.Saw(16));
 }
 
 }  // namespace
