@@ -88,14 +88,13 @@ __device__ __noinline__ void ReportTop(float of_thread, SampleOutcome* outcome,
     return;
   }
   const Range range = RangeOfBest<kBlocks>(raw, of_thread, wanted, memory);
-  Contribution staged = Stage<kBlocks>(
-      raw, [&](float logit, int32_t) { return range.Has(logit); }, true, memory);
+  Contribution staged = StageRange<kBlocks>(raw, range, true, memory);
   const double log_sum = log_of(staged.all);
   if (staged.count > kMaxSorted) {
     const TokenKey least = Select<kBlocks>(0, {false, static_cast<Weight>(wanted)}, memory).least;
     BlockTeam<kBlocks>::Sync();  // others may still collect what this block staged there
     staged = Stage<kBlocks>(
-        raw, [&](float logit, int32_t t) { return KeyOf(logit, t) >= least; }, false, memory);
+        raw, [&](float logit, int32_t t) { return KeyOf(logit, t) >= least; }, memory);
   }
   const int count = min(static_cast<int>(staged.count), wanted);
   if (threadIdx.x == 0) {
@@ -169,8 +168,7 @@ __device__ __noinline__ int32_t Draw(int32_t vocabulary, float of_thread, Sample
     Contribution staged = {kMaxSorted + 1, 0, 0};
     if (wanted <= kMostInRange) {
       const Range range = RangeOfBest<kBlocks>(row, of_thread, wanted, memory);
-      staged = Stage<kBlocks>(
-          row, [&](float logit, int32_t) { return range.Has(logit); }, !top_k, memory);
+      staged = StageRange<kBlocks>(row, range, !top_k, memory);
     }
     const bool few = staged.count <= kMaxSorted &&
                      (top_k || staged.weight >= WeightWanted(job.top_p, staged.all));
@@ -266,7 +264,7 @@ __global__ void __launch_bounds__(kSampleThreads, kBlocks == 1 ? 1 : 2)
   Team::Wait();  // peers run
 
   int turn = 0;
-  Largest largest = FindLargest<kBlocks>(row, memory, turn);
+  Largest largest = FindLargestByQuads<kBlocks>(row, memory, turn);
   const bool usable = IsUsable(largest);
   if (usable) {
     if (job.top_logprobs >= 0) {
@@ -275,7 +273,7 @@ __global__ void __launch_bounds__(kSampleThreads, kBlocks == 1 ? 1 : 2)
     }
     if (job.seen_count > 0 || job.allowed != nullptr) {
       Adjust<kBlocks>(row, logits, job);
-      largest = FindLargest<kBlocks>(row, memory, turn);
+      largest = FindLargestByQuads<kBlocks>(row, memory, turn);
     }
   }
   const bool drawable = usable && IsUsable(largest);

@@ -73,24 +73,6 @@ __device__ __noinline__ int32_t DrawFew(int count, Kept kept, SampleMemory& memo
   return BestOfBlock(best, job.temperature, memory).token;
 }
 
-// The logits of a quad of the slice; -infinity behind its end.
-template <int kBlocks>
-__device__ __forceinline__ void ReadQuad(const RowView& row, int32_t quad, float (&logits)[4]) {
-  if constexpr (kBlocks > 1) {  // in shared memory, where whole quads were laid
-    const float4 four = *reinterpret_cast<const float4*>(row.logits + 4 * quad);
-    logits[0] = four.x;
-    logits[1] = four.y;
-    logits[2] = four.z;
-    logits[3] = four.w;
-  } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int32_t i = 4 * quad + j;
-      logits[j] = i < row.size ? row.At<kBlocks>(i) : -INFINITY;
-    }
-  }
-}
-
 // Offers the tokens of one quad that are kept and can still win.
 template <int kBlocks>
 __device__ __forceinline__ void OfferQuad(const RowView& row, const SampleJob& job, int32_t quad,

@@ -186,6 +186,37 @@ __device__ __forceinline__ void ForEachToken(const RowView& row, F f) {
   }
 }
 
+// The logits of a quad of the slice; -infinity behind its end.
+template <int kBlocks>
+__device__ __forceinline__ void ReadQuad(const RowView& row, int32_t quad, float (&logits)[4]) {
+  if constexpr (kBlocks > 1) {  // in shared memory, where whole quads were laid
+    const float4 four = *reinterpret_cast<const float4*>(row.logits + 4 * quad);
+    logits[0] = four.x;
+    logits[1] = four.y;
+    logits[2] = four.z;
+    logits[3] = four.w;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t i = 4 * quad + j;
+      logits[j] = i < row.size ? row.At<kBlocks>(i) : -INFINITY;
+    }
+  }
+}
+
+// Calls f(logits, largest or NaN, quad) for the quads of the slice: what is rarely found in a quad
+// is looked for in four tokens at once.
+template <int kBlocks, typename F>
+__device__ __forceinline__ void ForEachQuad(const RowView& row, F f) {
+  const int32_t quads = (row.size + 3) / 4;
+#pragma unroll 4
+  for (int32_t quad = static_cast<int32_t>(threadIdx.x); quad < quads; quad += kSampleThreads) {
+    float logits[4];
+    ReadQuad<kBlocks>(row, quad, logits);
+    f(logits, MaxOrNan(MaxOrNan(logits[0], logits[1]), MaxOrNan(logits[2], logits[3])), quad);
+  }
+}
+
 struct LargerOfBoth {
   __device__ __forceinline__ Pair operator()(const Pair& a, const Pair& b) const {
     return {a.first > b.first ? a.first : b.first, a.second > b.second ? a.second : b.second};
@@ -265,7 +296,19 @@ constexpr TokenKey kBadKey = ~TokenKey{0};
 
 __device__ __forceinline__ bool IsBad(float logit) { return !(logit < INFINITY); }
 
-template <int kBlocks, int kAhead = 8>
+// Put together from what each thread found.
+template <int kBlocks>
+__device__ __forceinline__ Largest LargestOfRow(float largest, int32_t token, bool bad,
+                                                SampleMemory& memory, int& turn) {
+  const Weight low = largest == -INFINITY ? 0 : ~static_cast<uint32_t>(KeyOf(largest, token) >> 32);
+  const Pair all = ReduceTeam<kBlocks>({bad ? kBadKey : KeyOf(largest, token), low}, memory, turn,
+                                       LargerOfBoth());
+  const auto order = static_cast<TokenKey>(~static_cast<uint32_t>(all.second));
+  return {all.first, LogitOf(order << 32), largest};
+}
+
+// Of logits that lie far away and are looked at once.
+template <int kBlocks, int kAhead>
 __device__ __forceinline__ Largest FindLargest(const RowView& row, SampleMemory& memory,
                                                int& turn) {
   float largest = -INFINITY;
@@ -278,11 +321,30 @@ __device__ __forceinline__ Largest FindLargest(const RowView& row, SampleMemory&
       token = t;
     }
   });
-  const Weight low = largest == -INFINITY ? 0 : ~static_cast<uint32_t>(KeyOf(largest, token) >> 32);
-  const Pair all = ReduceTeam<kBlocks>({bad ? kBadKey : KeyOf(largest, token), low}, memory, turn,
-                                       LargerOfBoth());
-  const auto order = static_cast<TokenKey>(~static_cast<uint32_t>(all.second));
-  return {all.first, LogitOf(order << 32), largest};
+  return LargestOfRow<kBlocks>(largest, token, bad, memory, turn);
+}
+
+// Of logits at hand.
+template <int kBlocks>
+__device__ __forceinline__ Largest FindLargestByQuads(const RowView& row, SampleMemory& memory,
+                                                      int& turn) {
+  float largest = -INFINITY;
+  int32_t best = -1;
+  ForEachQuad<kBlocks>(row, [&](const float(&)[4], float most, int32_t quad) {
+    if (most > largest) best = quad;
+    largest = MaxOrNan(largest, most);
+  });
+  const bool bad = IsBad(largest);
+  int32_t token = INT32_MAX;
+  if (!bad && best >= 0) {
+    float logits[4];
+    ReadQuad<kBlocks>(row, best, logits);
+#pragma unroll
+    for (int j = 3; j >= 0; --j) {
+      if (logits[j] == largest) token = row.begin + 4 * best + j;
+    }
+  }
+  return LargestOfRow<kBlocks>(largest, token, bad, memory, turn);
 }
 
 // What all tokens of a slice weigh, for sums of which no part is compared with: a thread adds its
@@ -301,7 +363,9 @@ struct RoughWeight {
 template <int kBlocks>
 __device__ __forceinline__ Weight WeighAll(const RowView& row, SampleMemory& memory, int& turn) {
   RoughWeight all;
-  ForEachToken<kBlocks>(row, [&](float logit, int32_t) { all.Add(row, logit); });
+  ForEachQuad<kBlocks>(row, [&](const float(&logits)[4], float, int32_t) {
+    for (const float logit : logits) all.Add(row, logit);
+  });
   return ReduceTeam<kBlocks>({all.weight(), 0}, memory, turn, SumOfBoth()).first;
 }
 

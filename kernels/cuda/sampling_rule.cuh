@@ -57,6 +57,13 @@ __device__ inline float GumbelNear(uint32_t bits) {
 constexpr float kGumbelError = 1e-5f;
 constexpr float kMostGumbel = 23;  // -log(-log(1 - 2^-33)) is 22.9
 
+// The larger one, a NaN when either is.
+__device__ inline float MaxOrNan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 // Two roundings where the host has two: no fused multiply-add.
 __device__ inline float Penalized(float logit, int32_t output_count, const SampleJob& job) {
   logit = logit > 0 ? __fdiv_rn(logit, job.repetition_penalty)

@@ -168,26 +168,16 @@ __device__ __forceinline__ Range RangeOfBest(const RowView& row, float of_thread
   return {row.max, scale, everything ? INFINITY : static_cast<float>(cut.bin + 1)};
 }
 
-// Stages the keys of the tokens that `wanted` names and adds up their weights and, roughly,
-// those of all, when `weigh` says so. Counts are right even when there are more than can be staged.
-template <int kBlocks, typename Wanted>
-__device__ __forceinline__ Contribution Stage(const RowView& row, Wanted wanted, bool weigh,
-                                              SampleMemory& memory) {
+__device__ __forceinline__ void StageKey(TokenKey key, SampleMemory& memory) {
+  const uint32_t place = atomicAdd(&memory.gathered, 1u);
+  if (place < kMaxSorted) memory.staged[place] = key;
+}
+
+// Tells all blocks what this one has staged, and sums up what all have. `weights`: of the tokens
+// staged, and of all.
+template <int kBlocks>
+__device__ __forceinline__ Contribution TellStaged(Pair weights, SampleMemory& memory) {
   using Team = BlockTeam<kBlocks>;
-  if (threadIdx.x == 0) memory.gathered = 0;
-  __syncthreads();
-  Weight weight = 0;
-  RoughWeight all;
-  ForEachToken<kBlocks>(row, [&](float logit, int32_t t) {
-    if (logit == -INFINITY) return;
-    if (weigh) all.Add(row, logit);
-    if (!wanted(logit, t)) return;
-    if (weigh) weight += row.WeightOf(logit);
-    const uint32_t place = atomicAdd(&memory.gathered, 1u);
-    if (place < kMaxSorted) memory.staged[place] = KeyOf(logit, t);
-  });
-  Pair weights = {weight, all.weight()};
-  if (weigh) weights = ReduceBlock(weights, memory, SumOfBoth());
   __syncthreads();
   if (threadIdx.x < kBlocks) {
     *Team::At(memory.contributions + Team::Rank(), static_cast<int>(threadIdx.x)) = {
@@ -202,6 +192,43 @@ __device__ __forceinline__ Contribution Stage(const RowView& row, Wanted wanted,
     sum.all += memory.contributions[block].all;
   }
   return sum;
+}
+
+// Stages the keys of the tokens that `wanted` names. Counts are right even when there are more than
+// can be staged.
+template <int kBlocks, typename Wanted>
+__device__ __forceinline__ Contribution Stage(const RowView& row, Wanted wanted,
+                                              SampleMemory& memory) {
+  if (threadIdx.x == 0) memory.gathered = 0;
+  __syncthreads();
+  ForEachToken<kBlocks>(row, [&](float logit, int32_t t) {
+    if (logit != -INFINITY && wanted(logit, t)) StageKey(KeyOf(logit, t), memory);
+  });
+  return TellStaged<kBlocks>({0, 0}, memory);
+}
+
+// The same for a range, with its tokens' weight and roughly that of all when `weigh` says so.
+template <int kBlocks>
+__device__ __forceinline__ Contribution StageRange(const RowView& row, const Range& range,
+                                                   bool weigh, SampleMemory& memory) {
+  if (threadIdx.x == 0) memory.gathered = 0;
+  __syncthreads();
+  Weight weight = 0;
+  RoughWeight all;
+  ForEachQuad<kBlocks>(row, [&](const float(&logits)[4], float most, int32_t quad) {
+    if (weigh) {
+      for (const float logit : logits) all.Add(row, logit);
+    }
+    if (!range.Has(most)) return;
+    for (int j = 0; j < 4; ++j) {
+      if (!range.Has(logits[j])) continue;
+      if (weigh) weight += row.WeightOf(logits[j]);
+      StageKey(KeyOf(logits[j], row.begin + 4 * quad + j), memory);
+    }
+  });
+  Pair weights = {weight, all.weight()};
+  if (weigh) weights = ReduceBlock(weights, memory, SumOfBoth());
+  return TellStaged<kBlocks>(weights, memory);
 }
 
 // Copies what all blocks have staged, at most kMaxSorted keys in all, into this block's keys.
@@ -314,7 +341,7 @@ template <int kBlocks, typename Wanted>
 __device__ __forceinline__ Selection SortAndCut(const RowView& row, Wanted wanted,
                                                 const Target& target, Pair before,
                                                 SampleMemory& memory) {
-  const auto count = static_cast<int>(Stage<kBlocks>(row, wanted, false, memory).count);
+  const auto count = static_cast<int>(Stage<kBlocks>(row, wanted, memory).count);
   Collect<kBlocks>(memory);
   SortKeys(count, memory);
   return CutSorted(row, count, target, before, memory);
