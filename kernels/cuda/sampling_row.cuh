@@ -89,7 +89,6 @@ struct Cut {
   Weight count_before;
   Weight weight_before;
   Weight count_through;
-  Weight all_weight;
 };
 
 struct Selection {

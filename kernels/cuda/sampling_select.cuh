@@ -59,8 +59,8 @@ __device__ __forceinline__ Cut CutAt(Pair own, const Target& target, SampleMemor
   const bool reached = before < target.value && here >= target.value;
   const bool last = most < target.value && own.first > 0 && through.first == all.first;
   if (reached || last) {
-    memory.cut = {static_cast<int>(threadIdx.x), reached,       through.first - own.first,
-                  through.second - own.second,   through.first, all.second};
+    memory.cut = {static_cast<int>(threadIdx.x), reached, through.first - own.first,
+                  through.second - own.second, through.first};
   }
   __syncthreads();
   return memory.cut;
