@@ -65,10 +65,11 @@ OperandForms CudaOps::FormsAt(int rows) const {
 
 absl::Status CudaOps::PrepareOperands(const StepLimits& limits) {
   int64_t max_k = 1;
-  MultiplierLimits multiplier = {.max_rows = limits.max_rows,
-                                 .deterministic = options_.deterministic};
+  MultiplierLimits multiplier = {
+      .max_rows = limits.max_rows, .float_weights = false, .deterministic = options_.deterministic};
   for (const CudaMatrix* matrix : matrices_) {
     max_k = std::max(max_k, matrix->k());
+    multiplier.float_weights = multiplier.float_weights || UnitBytes(matrix->type()) == 0;
     if (NeedsPanels(matrix->type(), UnitMatmulAvailable(context_))) {
       multiplier.max_panel_weights =
           std::max(multiplier.max_panel_weights, matrix->n() * matrix->k());

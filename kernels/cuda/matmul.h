@@ -64,6 +64,8 @@ struct MultiplierLimits {
   // The most weights (n * k) of a matrix that will meet more than kDecodeRows rows and NeedsPanels
   // (matmul_large.h): it sizes the scratch that these are unpacked to.
   int64_t max_panel_weights = 0;
+  // Matrices of 16-bit floats will meet as many.
+  bool float_weights = true;
   // Any rows go through the kernels for few rows, kDecodeRows at a time: a row's result is then the
   // same, bit for bit, in a step of any size. Prompts take several times as long.
   bool deterministic = false;

@@ -185,6 +185,8 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
   std::unique_ptr<CublasLt> library;
   if (options.own_kernel) {
     spdlog::info("products of many rows: own kernel, as asked");
+  } else if (!options.float_weights && options.max_panel_weights == 0) {
+    spdlog::info("products of many rows: quantised weights as they are");
   } else {
     auto loaded = CublasLt::Load(context, CublasLtNames(std::getenv("CUDA_HOME")));
     if (loaded.ok()) {

@@ -45,6 +45,8 @@ struct LargeMatmulOptions {
   // The most weights (n * k) of a matrix that will come and NeedsPanels: it sizes the panel that
   // they are unpacked to, at most kMaxPanelBytes. 0: none will come.
   int64_t max_panel_weights = 0;
+  // Matrices of 16-bit floats will come. Without them and panels nobody needs the library.
+  bool float_weights = true;
   // Multiply with our own kernel even where the library is there.
   bool own_kernel = false;
   // Unpack to panels even where a type can be read as units.

@@ -204,6 +204,7 @@ absl::StatusOr<std::unique_ptr<Multiplier>> Multiplier::Create(const Context& co
   if (limits.max_rows > kDecodeRows && !limits.deterministic) {
     LargeMatmulOptions options;
     options.max_panel_weights = limits.max_panel_weights;
+    options.float_weights = limits.float_weights;
     LC_ASSIGN_OR_RETURN(large, LargeMatmul::Create(context, options));
   }
   return std::make_unique<MultiplierImpl>(context, limits, std::move(partials), std::move(flags),

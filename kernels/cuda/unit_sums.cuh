@@ -45,30 +45,24 @@ class UnitSums {
 
   // Adds what the following blocks left of the item whose column blocks end at `item_end` of all.
   __device__ __forceinline__ void Gather(const UnitArguments& a, uint32_t item_end) {
-    for (uint32_t block = blockIdx.x + 1; block < a.work.grid && a.work.RunBegin(block) < item_end;
-         ++block) {
-      if (lane_ == 0) {
-        uint32_t* const flag = Flag(a, block);
-        uint32_t ready = 0;
-        while (ready == 0) {
-          asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-        }
-        *flag = 0;
+    uint32_t end = blockIdx.x + 1;
+    while (end < a.work.grid && a.work.RunBegin(end) < item_end) ++end;
+    for (uint32_t first = blockIdx.x + 1; first < end; first += 32) {
+      const uint32_t block = first + static_cast<uint32_t>(lane_);
+      if (block >= end) continue;
+      uint32_t* const flag = Flag(a, block);
+      uint32_t ready = 0;
+      while (ready == 0) {
+        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
       }
-      __syncwarp();
-      const float4* const from = Place(a, block);
-#pragma unroll
-      for (int unit = 0; unit < Shape::kWarpUnits; ++unit) {
-#pragma unroll
-        for (int i = 0; i < Shape::kSums; i += 4) {
-          const float4 part = __ldcg(from + 8 * (unit * Shape::kSums + i));
-          value[unit][i] += part.x;
-          value[unit][i + 1] += part.y;
-          value[unit][i + 2] += part.z;
-          value[unit][i + 3] += part.w;
-        }
-      }
+      *flag = 0;
     }
+    __syncwarp();
+    uint32_t block = blockIdx.x + 1;
+    if constexpr (kTogether > 1) {
+      for (; block + kTogether <= end; block += kTogether) AddParts<kTogether>(a, block);
+    }
+    for (; block < end; ++block) AddParts<1>(a, block);
   }
 
   // out = sum / scales (+ bias) (+ out).
@@ -101,6 +95,36 @@ class UnitSums {
   }
 
  private:
+  // Parts of an item that are on their way at once, where registers allow.
+  static constexpr int kTogether = Shape::kWarpUnits * Shape::kSums <= 32 ? 2 : 1;
+
+  template <int kCount>
+  __device__ __forceinline__ void AddParts(const UnitArguments& a, uint32_t block) {
+    float4 parts[kCount][Shape::kWarpUnits][Shape::kSums / 4];
+#pragma unroll
+    for (int part = 0; part < kCount; ++part) {
+      const float4* const from = Place(a, block + static_cast<uint32_t>(part));
+#pragma unroll
+      for (int i = 0; i < Shape::kWarpUnits * Shape::kSums / 4; ++i) {
+        parts[part][i / (Shape::kSums / 4)][i % (Shape::kSums / 4)] = __ldcg(from + 32 * i);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < kCount; ++part) {
+#pragma unroll
+      for (int unit = 0; unit < Shape::kWarpUnits; ++unit) {
+#pragma unroll
+        for (int i = 0; i < Shape::kSums / 4; ++i) {
+          const float4& v = parts[part][unit][i];
+          value[unit][4 * i] += v.x;
+          value[unit][4 * i + 1] += v.y;
+          value[unit][4 * i + 2] += v.z;
+          value[unit][4 * i + 3] += v.w;
+        }
+      }
+    }
+  }
+
   // Values from `first` on of each unit: tokens 8 i and 8 i + 1 from `out` on, where there are so
   // many left; rows 0 and 8 of each unit, 64 apart, likewise.
   template <int kBatch>
