@@ -1,12 +1,9 @@
 #include "cli/foreground.h"
 
 #include <signal.h>
-#include <sys/signalfd.h>
 
-#include <cerrno>
 #include <utility>
 
-#include "base/posix_error.h"
 #include "base/status_macros.h"
 
 namespace layercake::cli {
@@ -17,28 +14,21 @@ absl::StatusOr<std::unique_ptr<Foreground>> Foreground::Create() {
   LC_ASSIGN_OR_RETURN(foreground->processes_, base::PosixProcessHost::Create(*foreground->loop_));
 
   signal(SIGPIPE, SIG_IGN);
-  sigset_t watched;
-  sigemptyset(&watched);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&watched, number);
-  const int masked = pthread_sigmask(SIG_BLOCK, &watched, nullptr);
-  if (masked != 0) return base::PosixError("block signals", masked);
-  foreground->signals_.Reset(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!foreground->signals_.valid()) return base::PosixError("create a signalfd", errno);
+  LC_ASSIGN_OR_RETURN(foreground->signals_, base::SignalWatch::Create({SIGINT, SIGTERM, SIGHUP}));
   Foreground* self = foreground.get();
-  LC_RETURN_IF_ERROR(self->loop_->Watch(self->signals_.get(), [self] { self->ReadSignals(); }));
+  LC_RETURN_IF_ERROR(self->loop_->Watch(self->signals_->fd(), [self] { self->ReadSignals(); }));
   return foreground;
 }
 
 Foreground::~Foreground() {
-  if (signals_.valid()) loop_->Unwatch(signals_.get());
+  if (signals_ != nullptr) loop_->Unwatch(signals_->fd());
 }
 
 void Foreground::OnSignal(std::function<void(int)> on_signal) { on_signal_ = std::move(on_signal); }
 
 void Foreground::ReadSignals() {
-  signalfd_siginfo info{};
-  while (read(signals_.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
-    if (on_signal_) on_signal_(static_cast<int>(info.ssi_signo));
+  for (const int number : signals_->Take()) {
+    if (on_signal_) on_signal_(number);
   }
 }
 

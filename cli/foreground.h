@@ -1,8 +1,7 @@
 // What a command that runs for a while stands on: the main thread's event loop, its signals and its
 // child processes.
 //
-// Thread rule: created and run on the main thread before any other thread starts (the signal mask
-// is inherited); everything is used there.
+// Thread rule: created and run on the main thread; everything is used there.
 #pragma once
 
 #include <functional>
@@ -12,14 +11,15 @@
 #include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/process_host.h"
-#include "base/unique_fd.h"
+#include "base/signal_watch.h"
 
 namespace layercake::cli {
 
 class Foreground {
  public:
-  // Blocks SIGINT, SIGTERM and SIGHUP for this and all later threads: they arrive at `on_signal` on
-  // the loop. SIGPIPE is ignored: a closed standard output is an error of the write.
+  // SIGINT, SIGTERM and SIGHUP (unless nohup had it ignored) arrive at `on_signal` on the loop,
+  // whichever thread the kernel gives them to. SIGPIPE is ignored: a closed standard output is an
+  // error of the write.
   static absl::StatusOr<std::unique_ptr<Foreground>> Create();
   ~Foreground();
 
@@ -36,7 +36,7 @@ class Foreground {
   base::SystemClock clock_;
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<base::PosixProcessHost> processes_;
-  base::UniqueFd signals_;
+  std::unique_ptr<base::SignalWatch> signals_;
   std::function<void(int)> on_signal_;
 };
 

@@ -347,6 +347,11 @@ TEST_F(InferenceServiceTest, BadBytesInARequestGetAnErrorAndTheNextRequestIsServ
 }
 
 TEST_F(InferenceServiceTest, PromptLogprobsOverTheMessageLimitComeInPieces) {
+#if defined(__SANITIZE_THREAD__)
+  // gRPC's hand-over between threads is not instrumented: each of some 400,000 messages that it
+  // frees may become a report that is suppressed, at a millisecond each.
+  GTEST_SKIP() << "too many reports to suppress under ThreadSanitizer";
+#endif
   Start({.max_pending_bytes = size_t{64} << 20});
   grpc::ClientContext context;
   const auto [prepared, sink] = Generate(&context);

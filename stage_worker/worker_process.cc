@@ -1,7 +1,6 @@
 #include "stage_worker/worker_process.h"
 
 #include <signal.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "base/event_loop.h"
 #include "base/numa_topology.h"
 #include "base/posix_error.h"
+#include "base/signal_watch.h"
 #include "base/status_macros.h"
 #include "base/thread_placement.h"
 #include "base/unique_fd.h"
@@ -137,7 +137,7 @@ class WorkerProcess {
 
   const WorkerProcessOptions options_;
   base::SystemClock clock_;
-  base::UniqueFd signals_;
+  std::unique_ptr<base::SignalWatch> signals_;
   std::unique_ptr<base::EventLoop> loop_;
   std::unique_ptr<kernels::Device> device_;
   std::unique_ptr<kernels::Ops> ops_;
@@ -257,16 +257,8 @@ absl::Status WorkerProcess::MakeCpuDevice() {
 }
 
 absl::Status WorkerProcess::WatchSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGINT);
-  if (const int error = pthread_sigmask(SIG_BLOCK, &set, nullptr); error != 0) {
-    return base::PosixError("block SIGTERM and SIGINT", error);
-  }
-  signals_.Reset(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_.valid()) return base::PosixError("create a signalfd", errno);
-  return loop_->Watch(signals_.get(), [this] { OnSignal(); });
+  LC_ASSIGN_OR_RETURN(signals_, base::SignalWatch::Create({SIGTERM, SIGINT}));
+  return loop_->Watch(signals_->fd(), [this] { OnSignal(); });
 }
 
 absl::Status WorkerProcess::WatchParent() {
@@ -377,11 +369,12 @@ absl::Status WorkerProcess::MakeWorker() {
 }
 
 void WorkerProcess::OnSignal() {
-  signalfd_siginfo signal{};
-  if (read(signals_.get(), &signal, sizeof(signal)) != sizeof(signal)) return;
-  const bool interrupt = signal.ssi_signo == SIGINT;
-  if (interrupt && options_.parent_pipe_fd >= 0) return;
-  worker_->RequestStop(interrupt ? "SIGINT" : "SIGTERM");
+  for (const int number : signals_->Take()) {
+    const bool interrupt = number == SIGINT;
+    // At a terminal it is meant for the process that started this one.
+    if (interrupt && options_.parent_pipe_fd >= 0) continue;
+    worker_->RequestStop(interrupt ? "SIGINT" : "SIGTERM");
+  }
 }
 
 void WorkerProcess::OnParentPipe() {

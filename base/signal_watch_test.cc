@@ -1,0 +1,89 @@
+#include "base/signal_watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+
+namespace layercake::base {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+bool Readable(const SignalWatch& watch) {
+  pollfd descriptor = {.fd = watch.fd(), .events = POLLIN, .revents = 0};
+  return poll(&descriptor, 1, 0) == 1;
+}
+
+// As in a process that a shell started in the background, with a thread that a library started.
+TEST(SignalWatch, SeesWhatAnotherThreadTakes) {
+  ASSERT_NE(signal(SIGINT, SIG_IGN), SIG_ERR);
+  sigset_t interrupt;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  absl::Notification stop;
+  std::thread other([&] { stop.WaitForNotification(); });
+  {
+    const auto watch = SignalWatch::Create({SIGINT, SIGTERM});
+    ASSERT_TRUE(watch.ok()) << watch.status();
+    // Every other thread takes it.
+    ASSERT_EQ(pthread_sigmask(SIG_BLOCK, &interrupt, nullptr), 0);
+    ASSERT_EQ(pthread_kill(other.native_handle(), SIGINT), 0);
+    ASSERT_EQ(kill(getpid(), SIGTERM), 0);
+    pollfd descriptor = {.fd = (*watch)->fd(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(poll(&descriptor, 1, 10'000), 1);
+    std::vector<int> seen = (*watch)->Take();
+    while (seen.size() < 2 && poll(&descriptor, 1, 10'000) == 1) {
+      for (const int number : (*watch)->Take()) seen.push_back(number);
+    }
+    EXPECT_THAT(seen, testing::UnorderedElementsAre(SIGINT, SIGTERM));
+    EXPECT_FALSE(Readable(**watch));
+  }
+  EXPECT_EQ(pthread_sigmask(SIG_UNBLOCK, &interrupt, nullptr), 0);
+  stop.Notify();
+  other.join();
+  EXPECT_EQ(signal(SIGINT, SIG_DFL), SIG_IGN) << "what was before is there again";
+}
+
+TEST(SignalWatch, UnblocksWhatTheProgramWasStartedWithAsBlocked) {
+  sigset_t terminate, before;
+  sigemptyset(&terminate);
+  sigaddset(&terminate, SIGTERM);
+  ASSERT_EQ(pthread_sigmask(SIG_BLOCK, &terminate, &before), 0);
+  {
+    const auto watch = SignalWatch::Create({SIGTERM});
+    ASSERT_TRUE(watch.ok()) << watch.status();
+    ASSERT_EQ(raise(SIGTERM), 0);
+    EXPECT_THAT((*watch)->Take(), ElementsAre(SIGTERM));
+  }
+  ASSERT_EQ(pthread_sigmask(SIG_SETMASK, &before, nullptr), 0);
+}
+
+TEST(SignalWatch, LeavesAnIgnoredHangupAlone) {
+  ASSERT_NE(signal(SIGHUP, SIG_IGN), SIG_ERR);
+  {
+    const auto watch = SignalWatch::Create({SIGHUP});
+    ASSERT_TRUE(watch.ok()) << watch.status();
+    ASSERT_EQ(raise(SIGHUP), 0);
+    EXPECT_THAT((*watch)->Take(), IsEmpty());
+  }
+  ASSERT_EQ(signal(SIGHUP, SIG_DFL), SIG_IGN);
+  const auto watch = SignalWatch::Create({SIGHUP});
+  ASSERT_TRUE(watch.ok()) << watch.status();
+  ASSERT_EQ(raise(SIGHUP), 0);
+  EXPECT_THAT((*watch)->Take(), ElementsAre(SIGHUP));
+}
+
+TEST(SignalWatch, IsOneInAProcess) {
+  const auto first = SignalWatch::Create({SIGTERM});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(SignalWatch::Create({SIGTERM}).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace layercake::base
