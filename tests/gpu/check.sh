@@ -31,7 +31,7 @@ for name in "${names[@]}"; do
   passed=$(grep -c '^\[       OK' "$log")
   skipped=$(grep -c '^\[  SKIPPED \].*ms)' "$log")
   echo "$name: exit $code, $passed passed, $skipped skipped, $((SECONDS - began)) s"
-  [[ $code -eq 0 ]] || grep -E '^\[  FAILED|Failure|ERROR SUMMARY|========= (Error|Race)' "$log" |
+  [[ $code -eq 0 ]] || grep -E '^\[  FAILED|Failure|ERROR SUMMARY|========= (Error|Race|Invalid|Program hit)' "$log" |
     sort | uniq -c | head -12
 done
 exit $failed
