@@ -5,41 +5,38 @@
 // shell started the program in the background with SIGINT ignored, drop it. A handler sees the
 // signal in every thread.
 //
-// Thread rule: one object in a process at a time, used by one thread.
+// Thread rule: each object is used by one thread; several may watch side by side, and each sees
+// every signal that it asked for.
 #pragma once
 
-#include <signal.h>
-
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/unique_fd.h"
 
 namespace layercake::base {
 
 class SignalWatch {
  public:
-  // Handles the signals until it is destroyed, also those that the program was started with as
-  // ignored or blocked; but a SIGHUP that was ignored stays so (nohup). FailedPrecondition while
-  // another one lives.
+  // Handles the signals until the last watch of each is destroyed, also those that the program was
+  // started with as ignored or blocked; but a SIGHUP that was ignored stays so (nohup).
+  // ResourceExhausted beyond 64 watches at a time.
   static absl::StatusOr<std::unique_ptr<SignalWatch>> Create(absl::Span<const int> signals);
   ~SignalWatch();
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
 
   // Readable when a signal came.
-  int fd() const { return read_end_.get(); }
+  int fd() const;
   // The numbers of those that came, in order; more than a pipe holds at once are dropped.
   std::vector<int> Take();
 
  private:
-  SignalWatch() = default;
+  explicit SignalWatch(int slot) : slot_(slot) {}
 
-  UniqueFd read_end_, write_end_;
-  std::vector<std::pair<int, struct sigaction>> before_;
+  const int slot_;
+  std::vector<int> handled_;
 };
 
 }  // namespace layercake::base

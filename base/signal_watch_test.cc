@@ -3,9 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <memory>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 
@@ -79,10 +83,40 @@ TEST(SignalWatch, LeavesAnIgnoredHangupAlone) {
   EXPECT_THAT((*watch)->Take(), ElementsAre(SIGHUP));
 }
 
-TEST(SignalWatch, IsOneInAProcess) {
-  const auto first = SignalWatch::Create({SIGTERM});
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(SignalWatch::Create({SIGTERM}).status().code(), absl::StatusCode::kFailedPrecondition);
+TEST(SignalWatch, SeveralSeeEachSignalThatTheyAskedFor) {
+  auto first = SignalWatch::Create({SIGTERM, SIGHUP});
+  const auto second = SignalWatch::Create({SIGTERM});
+  ASSERT_TRUE(first.ok() && second.ok());
+  ASSERT_EQ(raise(SIGTERM), 0);
+  ASSERT_EQ(raise(SIGHUP), 0);
+  EXPECT_THAT((*first)->Take(), ElementsAre(SIGTERM, SIGHUP));
+  EXPECT_THAT((*second)->Take(), ElementsAre(SIGTERM));
+  first->reset();
+  ASSERT_EQ(raise(SIGTERM), 0) << "still handled for the other one";
+  EXPECT_THAT((*second)->Take(), ElementsAre(SIGTERM));
+}
+
+TEST(SignalWatch, SeesNothingOfWhatCameBeforeIt) {
+  {
+    const auto watch = SignalWatch::Create({SIGTERM});
+    ASSERT_TRUE(watch.ok()) << watch.status();
+    ASSERT_EQ(raise(SIGTERM), 0);
+  }
+  const auto watch = SignalWatch::Create({SIGTERM});
+  ASSERT_TRUE(watch.ok()) << watch.status();
+  EXPECT_FALSE(Readable(**watch));
+}
+
+TEST(SignalWatch, RefusesMoreThanItHasRoomFor) {
+  std::vector<std::unique_ptr<SignalWatch>> watches;
+  for (int i = 0; i < 64; ++i) {
+    auto watch = SignalWatch::Create({SIGTERM});
+    ASSERT_TRUE(watch.ok()) << watch.status();
+    watches.push_back(*std::move(watch));
+  }
+  EXPECT_EQ(SignalWatch::Create({SIGTERM}).status().code(), absl::StatusCode::kResourceExhausted);
+  watches.clear();
+  EXPECT_TRUE(SignalWatch::Create({SIGTERM}).ok());
 }
 
 }  // namespace
