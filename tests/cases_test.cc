@@ -61,6 +61,8 @@ class ServedChain {
   }
 
   v1::Inference::Stub& stub() { return *stub_; }
+  // Whether it served within a minute. Who makes one asserts it: a failure that is counted before a
+  // suite's first test makes GoogleTest skip them all, and ctest calls that skipped.
   bool serving() const { return serving_; }
 
  private:
@@ -77,7 +79,6 @@ class ServedChain {
         return;
       }
     }
-    ADD_FAILURE() << "the chain did not serve within a minute";
   }
 
   std::unique_ptr<coordinator::CoordinatorProcess> process_;
