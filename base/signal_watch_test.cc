@@ -6,12 +6,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "absl/synchronization/notification.h"
 
 namespace layercake::base {
 namespace {
@@ -30,8 +29,13 @@ TEST(SignalWatch, SeesWhatAnotherThreadTakes) {
   sigset_t interrupt;
   sigemptyset(&interrupt);
   sigaddset(&interrupt, SIGINT);
-  absl::Notification stop;
-  std::thread other([&] { stop.WaitForNotification(); });
+  int wake[2];
+  ASSERT_EQ(pipe(wake), 0);
+  std::thread other([&wake] {
+    pollfd descriptor = {.fd = wake[0], .events = POLLIN, .revents = 0};
+    while (poll(&descriptor, 1, -1) < 0 && errno == EINTR) {
+    }
+  });
   {
     const auto watch = SignalWatch::Create({SIGINT, SIGTERM});
     ASSERT_TRUE(watch.ok()) << watch.status();
@@ -49,8 +53,10 @@ TEST(SignalWatch, SeesWhatAnotherThreadTakes) {
     EXPECT_FALSE(Readable(**watch));
   }
   EXPECT_EQ(pthread_sigmask(SIG_UNBLOCK, &interrupt, nullptr), 0);
-  stop.Notify();
+  EXPECT_EQ(write(wake[1], "", 1), 1);
   other.join();
+  close(wake[0]);
+  close(wake[1]);
   EXPECT_EQ(signal(SIGINT, SIG_DFL), SIG_IGN) << "what was before is there again";
 }
 
