@@ -152,9 +152,9 @@ class PanelMatmul final : public LargeMatmul {
 
 }  // namespace
 
-bool LargePathPays(WeightType type, int64_t k, int rows) {
+bool LargePathPays(WeightType type, int64_t k, int rows, bool has_units) {
   if (type == WeightType::kF32 || k % 8 != 0) return false;
-  return rows > (Is16BitFloat(type) || HasUnitMatmul(type) ? kDecodeRows : kMostGroupedRows);
+  return rows > (NeedsPanels(type, has_units) ? kMostGroupedRows : kDecodeRows);
 }
 
 OperandForms LargeForms(WeightType type, bool has_units) {

@@ -31,11 +31,11 @@
 namespace layercake::kernels::cuda {
 
 // Whether `rows` rows are faster here than in groups of kDecodeRows. False for F32, and for rows of
-// 16-bit weights that are not aligned to 16 bytes (k not a multiple of 8).
-bool LargePathPays(WeightType type, int64_t k, int rows);
+// 16-bit weights that are not aligned to 16 bytes (k not a multiple of 8). `has_units`: whether the
+// device can multiply by units.
+bool LargePathPays(WeightType type, int64_t k, int rows, bool has_units);
 
-// The forms that the large path reads for weights of a type; `has_units`: whether the device can
-// multiply by units.
+// The forms that the large path reads for weights of a type.
 OperandForms LargeForms(WeightType type, bool has_units);
 
 // Whether a type goes by panels there.

@@ -101,7 +101,7 @@ class MultiplierImpl final : public Multiplier {
                                                        WeightTypeName(type), " weights with ", rows,
                                                        " rows read"));
       }
-      switch (ChooseProductKernel(type, product.w->k(), ChoiceRows(rows))) {
+      switch (ChooseProductKernel(type, product.w->k(), ChoiceRows(rows), HasUnits())) {
         case ProductKernel::kDecode:
           decode.push_back(product);
           break;

@@ -4,26 +4,28 @@
 
 #include "kernels/cpu/kernels_test_support.h"
 #include "kernels/cuda/decode.h"
+#include "kernels/cuda/matmul_large.h"
 
 namespace layercake::kernels::cuda {
 namespace {
 
 TEST(ProductChoice, GivesFewRowsToOneFamilyOfKernels) {
   for (const WeightType type : kAllTypes) {
-    const ProductKernel one = ChooseProductKernel(type, 5120, 1);
+    const ProductKernel one = ChooseProductKernel(type, 5120, 1, true);
     EXPECT_NE(one, ProductKernel::kLarge) << WeightTypeName(type);
     EXPECT_EQ(one == ProductKernel::kFloat, IsFloatType(type)) << WeightTypeName(type);
     for (int rows = 2; rows <= 16; ++rows) {
-      EXPECT_EQ(ChooseProductKernel(type, 5120, rows), one) << WeightTypeName(type) << rows;
+      EXPECT_EQ(ChooseProductKernel(type, 5120, rows, true), one) << WeightTypeName(type) << rows;
     }
   }
 }
 
 TEST(ProductChoice, GivesPromptsToTheMatrixLibrary) {
   for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ8_0, WeightType::kBF16}) {
-    EXPECT_EQ(ChooseProductKernel(type, 5120, 512), ProductKernel::kLarge) << WeightTypeName(type);
+    EXPECT_EQ(ChooseProductKernel(type, 5120, 512, true), ProductKernel::kLarge)
+        << WeightTypeName(type);
   }
-  EXPECT_EQ(ChooseProductKernel(WeightType::kF32, 5120, 512), ProductKernel::kFloat);
+  EXPECT_EQ(ChooseProductKernel(WeightType::kF32, 5120, 512, true), ProductKernel::kFloat);
 }
 
 TEST(ProductChoice, AsksForTheFormsOfItsKernels) {
@@ -40,6 +42,23 @@ TEST(DecodeTogether, JoinsEqualTypesAndTheMixesOfCommonFiles) {
   EXPECT_TRUE(DecodeTogether(WeightType::kQ6_K, WeightType::kQ5_K));
   EXPECT_FALSE(DecodeTogether(WeightType::kQ4_K, WeightType::kQ5_K));
   EXPECT_FALSE(DecodeTogether(WeightType::kQ4_0, WeightType::kQ6_K));
+}
+
+TEST(ProductChoice, ReadsTilesWhereTheDeviceMultipliesByUnits) {
+  for (const WeightType type :
+       {WeightType::kQ4_K, WeightType::kQ5_K, WeightType::kQ6_K, WeightType::kQ8_0}) {
+    SCOPED_TRACE(WeightTypeName(type));
+    EXPECT_EQ(FormsOfProduct(type, 5120, 17, true), kTileForm);
+    // Without, a few groups of rows read less than panels do.
+    EXPECT_EQ(FormsOfProduct(type, 5120, 64, false), kFixedForm);
+    EXPECT_EQ(FormsOfProduct(type, 5120, 65, false), kFloat16Form);
+    EXPECT_FALSE(NeedsPanels(type, true));
+    EXPECT_TRUE(NeedsPanels(type, false));
+  }
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ4_0, 5120, 512, true), kFloat16Form);
+  EXPECT_TRUE(NeedsPanels(WeightType::kQ4_0, true));
+  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 512, true), kBfloat16Form);
+  EXPECT_FALSE(NeedsPanels(WeightType::kBF16, false));
 }
 
 }  // namespace

@@ -12,8 +12,9 @@ struct UnitArguments {
   int rows;
   uint32_t token_tiles;  // of the launch
   UnitWork work;
-  float4* partials;  // kUnitPartialBytes a block
-  uint32_t* flags;   // kItemUnits a block
+  // A place for each block of the grid, and in it for each of its warps.
+  float4* partials;
+  uint32_t* flags;
 };
 
 constexpr int kMostWeightStages = 4;
