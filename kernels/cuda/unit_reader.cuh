@@ -71,22 +71,6 @@ class RowHeader {
     second_ = LoadHeader<kSecondBytes>(unit + kSecond + row * kSecondBytes);
   }
 
-  // Where `upper`, makes groups j of 0 to 3 what 4 to 7 were, in few instructions and without a
-  // branch: lanes of one warp may choose differently.
-  __device__ __forceinline__ void SelectHalf(bool upper) {
-    uint32_t(&w)[4] = first_.word;
-    if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
-      const uint32_t scales = (w[3] & 0x0f0f0f0fu) | ((w[1] >> 2) & 0x30303030u);
-      const uint32_t minima = ((w[3] >> 4) & 0x0f0f0f0fu) | ((w[2] >> 2) & 0x30303030u);
-      w[1] = upper ? scales : w[1];
-      w[2] = upper ? minima : w[2];
-    } else {
-      static_assert(kType == WeightType::kQ6_K || kType == WeightType::kQ8_0);
-      w[0] = upper ? w[2] : w[0];
-      w[1] = upper ? w[3] : w[1];
-    }
-  }
-
   // Columns [32 j + 16 half, +16).
   __device__ __forceinline__ GroupScale Group(int j, int half) const {
     if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) return KGroup(j);
