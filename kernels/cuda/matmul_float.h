@@ -51,8 +51,9 @@ struct FloatProducts {
   int64_t k = 0;
 };
 
-// Raises the kernels' shared memory limits; once per device, before the first launch.
-cudaError_t PrepareFloatMatmul();
+// Raises the shared memory limits of the kernels that fit the context's max_shared_bytes (at least
+// 99 KB); once per device, before the first launch.
+cudaError_t PrepareFloatMatmul(const Context& context);
 // One kernel launch. 1 to kFloatMaxRows rows of the view, any n and k; cudaErrorInvalidValue
 // otherwise. 16-bit types with k not a multiple of 8 take a plain slow kernel.
 cudaError_t MultiplyFloats(const Context& context, const FloatProducts& products,

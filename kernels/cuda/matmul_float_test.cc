@@ -32,7 +32,7 @@ class FloatMatmulTest : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    ASSERT_EQ(PrepareFloatMatmul(), cudaSuccess);
+    ASSERT_EQ(PrepareFloatMatmul(context_), cudaSuccess);
   }
 
   // The operand's float forms of x (rows, k), as its producers write them.
@@ -127,6 +127,29 @@ TEST_F(FloatMatmulTest, ARowHasTheSameBitsWhateverRowsAreBesideIt) {
         const std::vector<float> some =
             Multiply(type, w, kN, k, rows, kN, Poisoned(rows * kN), false, nullptr);
         ASSERT_EQ(std::memcmp(some.data(), all.data(), some.size() * sizeof(float)), 0)
+            << WeightTypeName(type) << ", k " << k << ", " << rows << " rows";
+      }
+    }
+  }
+}
+
+TEST_F(FloatMatmulTest, ACardWithLessSharedMemoryGivesTheSameBits) {
+  constexpr int64_t kN = 9001;  // several walks a block
+  const int own_bytes = context_.max_shared_bytes;
+  for (const int64_t k : {72, 896}) {
+    for (const WeightType type : {WeightType::kBF16, WeightType::kF16}) {
+      base::SeededRandom random(19);
+      const DeviceArray w = Upload(RandomWeights(random, type, kN, k));
+      SetRows(HeavyTailedRows(random, kFloatMaxRows, k), kFloatMaxRows, k);
+      for (const int rows : {1, 2, 3, 4, 5, 8, 9, 16}) {
+        context_.max_shared_bytes = own_bytes;
+        const std::vector<float> own =
+            Multiply(type, w, kN, k, rows, kN, Poisoned(rows * kN), false, nullptr);
+        context_.max_shared_bytes = 99 << 10;
+        ASSERT_EQ(PrepareFloatMatmul(context_), cudaSuccess);
+        const std::vector<float> less =
+            Multiply(type, w, kN, k, rows, kN, Poisoned(rows * kN), false, nullptr);
+        ASSERT_EQ(std::memcmp(own.data(), less.data(), own.size() * sizeof(float)), 0)
             << WeightTypeName(type) << ", k " << k << ", " << rows << " rows";
       }
     }

@@ -193,7 +193,8 @@ class MultiplierImpl final : public Multiplier {
 absl::StatusOr<std::unique_ptr<Multiplier>> Multiplier::Create(const Context& context,
                                                                const MultiplierLimits& limits) {
   LC_RETURN_IF_ERROR(CudaStatus(PrepareDecode(context), "prepare the kernels for few rows"));
-  LC_RETURN_IF_ERROR(CudaStatus(PrepareFloatMatmul(), "prepare the kernels for float weights"));
+  LC_RETURN_IF_ERROR(
+      CudaStatus(PrepareFloatMatmul(context), "prepare the kernels for float weights"));
   LC_ASSIGN_OR_RETURN(DeviceArray partials,
                       DeviceArray::Allocate(context, DecodePartialsBytes(context.sm_count),
                                             "partial sums of products"));
