@@ -1,4 +1,5 @@
-// The kernels for bf16 and q8_0 caches, as the launchers for all caches choose among them.
+// The kernels for bf16 and q8_0 caches and for Hopper, as the launchers for all caches choose among
+// them.
 #pragma once
 
 #include "kernels/cuda/attention.h"
@@ -18,6 +19,8 @@ struct TiledChoice {
   int shared_bytes = 0;
 };
 TiledChoice ChooseBf16Tiled(KvElement element, int head_dim);
+// For caches of halves on compute capability 9.0.
+TiledChoice ChooseHopperTiled(const Context& context, KvElement element, int head_dim);
 
 // The head widths that they are made for; others take the next one.
 inline constexpr int kBf16HeadDims[] = {64, 96, 128, 256};

@@ -19,15 +19,18 @@ struct TiledShape {
 template <int kHeadDim>
 __device__ void FillQueries(const KvView& cache, const AttentionArguments& a,
                             const TiledBlock& block, char* queries) {
-  for (int i = static_cast<int>(threadIdx.x); i < kTileQueries * kHeadDim; i += kTiledThreads) {
-    const int m = i / kHeadDim;
-    const int d = i % kHeadDim;
-    float value = 0;
+  constexpr int kPieces = kHeadDim / 4;
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < kTileQueries * kPieces; i += kTiledThreads) {
+    const int m = i / kPieces;
+    const int d = 4 * (i % kPieces);
+    float4 four = make_float4(0, 0, 0, 0);
     if (block.Has(m) && d < cache.head_dim) {
-      value = a.q[(block.Row(m) * a.heads + block.Head(m)) * cache.head_dim + d];
+      four = *reinterpret_cast<const float4*>(
+          a.q + (block.Row(m) * a.heads + block.Head(m)) * cache.head_dim + d);
     }
-    reinterpret_cast<__half*>(queries + m * TiledShape<kHeadDim>::kPitch)[d] =
-        __float2half_rn(value);
+    *reinterpret_cast<uint2*>(queries + m * TiledShape<kHeadDim>::kPitch + 2 * d) =
+        make_uint2(PackHalves(four.x, four.y), PackHalves(four.z, four.w));
   }
 }
 
@@ -107,8 +110,10 @@ TiledChoice ShapedFor(int head_dim) {
   return Shaped<256>();
 }
 
-TiledChoice Choose(KvElement element, int head_dim) {
+TiledChoice Choose(const Context& context, KvElement element, int head_dim) {
   if (element != KvElement::kFloat16) return ChooseBf16Tiled(element, head_dim);
+  const TiledChoice hopper = ChooseHopperTiled(context, element, head_dim);
+  if (hopper.kernel != nullptr) return hopper;
   return head_dim % 8 == 0 ? ShapedFor(head_dim) : TiledChoice{};
 }
 
@@ -126,7 +131,7 @@ cudaError_t Allow(const Context& context, const TiledChoice& choice) {
 
 bool TiledAttentionTakes(const Context& context, const KvView& cache, int heads) {
   return heads / cache.kv_heads <= kTileQueries &&
-         Runs(context, Choose(cache.element, cache.head_dim));
+         Runs(context, Choose(context, cache.element, cache.head_dim));
 }
 
 int RowsPerTile(int heads, int kv_heads) {
@@ -136,7 +141,7 @@ int RowsPerTile(int heads, int kv_heads) {
 
 cudaError_t PrepareAttention(const Context& context) {
   for (const int head_dim : {64, 80, 96, 128, 192, 256}) {
-    const cudaError_t error = Allow(context, ShapedFor(head_dim));
+    const cudaError_t error = Allow(context, Choose(context, KvElement::kFloat16, head_dim));
     if (error != cudaSuccess) return error;
   }
   for (const KvElement element : {KvElement::kBfloat16, KvElement::kQ8_0}) {
@@ -150,7 +155,7 @@ cudaError_t PrepareAttention(const Context& context) {
 
 cudaError_t LaunchTiledAttention(const Context& context, const StepView& step, const KvView& cache,
                                  const AttentionArguments& arguments) {
-  const TiledChoice choice = Choose(cache.element, cache.head_dim);
+  const TiledChoice choice = Choose(context, cache.element, cache.head_dim);
   const dim3 grid(static_cast<unsigned>(step.tile_count), static_cast<unsigned>(cache.kv_heads));
   return Launch(context, grid, dim3(kTiledThreads), static_cast<size_t>(choice.shared_bytes),
                 choice.kernel, step, cache, arguments);
