@@ -118,8 +118,10 @@ double RoundOf(const SimOptions& options, int streams, int micro_batches) {
 }
 
 std::string NameOf(int stages, Kernels kernels, bool ahead) {
-  return std::to_string(stages) + (kernels == Kernels::kCliff ? " stages, step at 17" : " stages") +
-         (ahead ? ", ahead" : ", not ahead");
+  const std::string steps = kernels == Kernels::kCliff   ? ", step at 17"
+                            : kernels == Kernels::kTiles ? ", tiles"
+                                                         : "";
+  return std::to_string(stages) + " stages" + steps + (ahead ? ", ahead" : ", not ahead");
 }
 
 class Gpu : public ::testing::TestWithParam<std::tuple<int, Kernels, bool>> {};
@@ -226,7 +228,7 @@ double BestPrompt(const SimOptions& options, int prompt) {
 }
 
 TEST(GpuPrompts, OneLongPromptKeepsAllStagesBusy) {
-  for (const Kernels kernels : {Kernels::kCliff, Kernels::kLevel}) {
+  for (const Kernels kernels : {Kernels::kCliff, Kernels::kLevel, Kernels::kTiles}) {
     for (const int stages : {1, 2, 4}) {
       const SimOptions options = MeasuredChain(stages, kernels);
       Bench bench;

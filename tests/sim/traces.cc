@@ -103,12 +103,19 @@ SimOptions MeasuredChain(int stages, Kernels kernels) {
   const std::vector<MeasuredStep> level = {{1, 100},   {4, 102},     {8, 113},    {16, 152},
                                            {32, 170},  {64, 220},    {128, 330},  {256, 480},
                                            {512, 850}, {1024, 1650}, {2048, 3300}};
+  // Products in tiles of 128 rows, the last of which may be a half.
+  const std::vector<MeasuredStep> tiles = {
+      {1, 98},     {8, 113},    {16, 153},   {32, 191},   {64, 250},    {128, 306},  {192, 420},
+      {256, 504},  {288, 606},  {320, 700},  {384, 701},  {416, 900},   {512, 950},  {576, 1140},
+      {640, 1165}, {704, 1380}, {768, 1390}, {832, 1600}, {1024, 1860}, {2048, 3750}};
   const double layers = 64.0 / stages;
   SimOptions options = GpuChain(stages);
   // Beside the rows: what attention to further tokens costs, of which a decoded row reads all once
   // and a chunk's rows share the reading.
   StageCost cost = {.per_read = 1.7e-10 * layers, .per_entry = 1e-9 * layers};
-  for (const MeasuredStep& step : kernels == Kernels::kCliff ? cliff : level) {
+  for (const MeasuredStep& step : kernels == Kernels::kCliff   ? cliff
+                                  : kernels == Kernels::kLevel ? level
+                                                               : tiles) {
     cost.measured.push_back({step.rows, step.seconds * 1e-6 * layers});
   }
   options.stages.assign(static_cast<size_t>(stages), cost);
