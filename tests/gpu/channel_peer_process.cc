@@ -125,20 +125,29 @@ void Answer(DeviceChannels& channels, const kernels::CudaDeviceFacts* device,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceChannels>> DeviceChannels::Create(
-    const kernels::CudaDeviceFacts& device, const std::string& kind, const std::string& folder) {
+    const kernels::CudaDeviceFacts& device, const std::string& kind, const std::string& folder,
+    const base::Clock& clock) {
   auto made = std::make_unique<DeviceChannels>();
   LC_ASSIGN_OR_RETURN(made->memory_, kernels::CreateCudaPeerMemory(device));
   if (kind == "cuda_ipc") {
     made->factory_ = std::make_unique<transport::CudaIpcChannelFactory>(*made->memory_, folder);
     return made;
   }
-  transport::PinnedHostOptions options;
-  options.socket_folder = folder;
-  options.register_host_memory = [memory = made->memory_.get()](absl::Span<std::byte> pages) {
+  transport::RegisterHostMemory pin = [memory = made->memory_.get()](absl::Span<std::byte> pages) {
     return memory->PinHost(pages);
   };
-  made->factory_ = std::make_unique<transport::PinnedHostChannelFactory>(std::move(options));
-  return made;
+  if (kind == "pinned_host") {
+    made->factory_ =
+        std::make_unique<transport::PinnedHostChannelFactory>(transport::PinnedHostOptions{
+            .socket_folder = folder, .register_host_memory = std::move(pin)});
+    return made;
+  }
+  if (kind == "ucx") {
+    LC_ASSIGN_OR_RETURN(made->ucx_, transport::UcxWorker::Create(clock, {}));
+    made->factory_ = std::make_unique<transport::UcxChannelFactory>(*made->ucx_, std::move(pin));
+    return made;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no channels between devices by \"", kind, "\""));
 }
 
 absl::Status DeviceChannels::SendRows(transport::ChannelSender& sender, kernels::Buffer from,
@@ -224,7 +233,7 @@ int RunChannelPeer(const std::string& kind, const std::string& folder) {
   const base::SystemClock clock;
   const auto devices = kernels::ListCudaDevices();
   if (!devices.ok()) return 1;
-  const auto channels = DeviceChannels::Create(PeerDevice(*devices), kind, folder);
+  const auto channels = DeviceChannels::Create(PeerDevice(*devices), kind, folder, clock);
   if (!channels.ok()) {
     Print(channels.status().ToString());
     return 1;

@@ -7,17 +7,25 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "kernels/cuda_backend.h"
 #include "transport/channel_rig.h"
 #include "transport/rows_mover.h"
+#include "transport/ucx_worker.h"
 
 namespace layercake::testing {
 
-// Means for channels of `kind` ("cuda_ipc" or "pinned_host", its rings pinned) on one device.
+// Means for channels of `kind` on one device: "cuda_ipc", "pinned_host" or "ucx", the slots of the
+// last two pinned. `ucx` runs over whatever UCX has here, as a worker's does by default.
+//
+// Thread rule: one thread at a time.
 class DeviceChannels {
  public:
+  // `clock` outlives it. InvalidArgument: no such kind. Unavailable or InvalidArgument: UCX does
+  // not run here. Else what the device said.
   static absl::StatusOr<std::unique_ptr<DeviceChannels>> Create(
-      const kernels::CudaDeviceFacts& device, const std::string& kind, const std::string& folder);
+      const kernels::CudaDeviceFacts& device, const std::string& kind, const std::string& folder,
+      const base::Clock& clock);
 
   kernels::PeerMemory& memory() { return *memory_; }
   transport::ChannelFactory& factory() { return *factory_; }
@@ -28,7 +36,9 @@ class DeviceChannels {
   absl::Status Receive(const transport::ReceivedFrame& frame, kernels::Buffer to);
 
  private:
+  // What is pinned of a ucx channel stays so until the worker lets go of it.
   std::unique_ptr<kernels::PeerMemory> memory_;
+  std::unique_ptr<transport::UcxWorker> ucx_;  // null of the other kinds
   std::unique_ptr<transport::ChannelFactory> factory_;
 };
 

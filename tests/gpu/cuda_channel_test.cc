@@ -103,6 +103,53 @@ class CudaChannel : public ::testing::Test {
         transport::Crc32c({reinterpret_cast<const std::byte*>(payload.data()), payload.size()});
     return absl::StrCat(step, " ", bytes, " ", sum);
   }
+  // Long rows there and back between two devices, the copies work of the devices, in parts as far
+  // as the kind takes parts: what comes back is what was sent.
+  void MoveThereAndBack(const std::string& kind) {
+    constexpr uint32_t kBytes = (5 << 20) + 64;
+    constexpr size_t kRounds = 5;
+    const auto channels = DeviceChannels::Create(device_, kind, folder_.path(), clock_);
+    ASSERT_TRUE(channels.ok()) << channels.status();
+    const PeerProcess peer = Peer(kind);
+    const ChannelOptions there = DeviceChannelOptions(kBytes, 1);
+    transport::ChannelEnd end(clock_);
+    TwoWays ways;
+    ASSERT_EQ(ways.OpenIn((*channels)->factory(), BackOptions(there), end), absl::OkStatus());
+    auto moving = MoveInParts(device_, kBytes, end);
+    ASSERT_TRUE(moving.ok()) << moving.status();
+    peer.Write(
+        absl::StrCat("parts ", kBytes, " 1 ", kRounds, " ", absl::BytesToHexString(ways.offer)));
+    ASSERT_EQ(ways.ConnectOut((*channels)->factory(), there,
+                              absl::HexStringToBytes(peer.ReadLine()), end),
+              absl::OkStatus());
+    transport::RowsMover& mover = (*moving)->mover();
+    base::SeededRandom random(5);
+    std::vector<std::byte> rows(kBytes);
+    std::vector<std::byte> back(kBytes);
+    for (size_t round = 0; round < kRounds; ++round) {
+      for (std::byte& b : rows) b = static_cast<std::byte>(random.Below(256));
+      absl::StatusOr<bool> received = false;
+      end.Run([&] {
+        ASSERT_EQ((*channels)->memory().CopyIn(rows.data(), (*moving)->block(), kBytes),
+                  absl::OkStatus());
+        ASSERT_EQ(mover.Send(*ways.out, kBytes), absl::OkStatus());
+      });
+      ASSERT_TRUE(end.Await([&] {
+        received = mover.Receive(*ways.in);
+        return !received.ok() || *received;
+      }));
+      ASSERT_EQ(received.status(), absl::OkStatus());
+      end.Run([&] {
+        EXPECT_EQ((*channels)->memory().CopyOut((*moving)->block(), back.data(), kBytes),
+                  absl::OkStatus());
+      });
+      EXPECT_TRUE(back == rows) << "round " << round;
+    }
+    EXPECT_EQ(peer.ReadLine(), "done");
+    peer.Write("end");
+    moving->reset();
+    ways.Close(end);
+  }
 
   const base::SystemClock clock_;
   const transport::TemporaryFolder folder_;
@@ -110,9 +157,9 @@ class CudaChannel : public ::testing::Test {
 };
 
 TEST_F(CudaChannel, CarriesProvedFramesToAnotherProcess) {
-  for (const std::string kind : {"cuda_ipc", "pinned_host"}) {
+  for (const std::string kind : {"cuda_ipc", "pinned_host", "ucx"}) {
     SCOPED_TRACE(kind);
-    const auto channels = DeviceChannels::Create(device_, kind, folder_.path());
+    const auto channels = DeviceChannels::Create(device_, kind, folder_.path(), clock_);
     ASSERT_TRUE(channels.ok()) << channels.status();
     const PeerProcess peer = Peer(kind);
     // A ring after the other between the same processes: none is taken for an older one.
@@ -136,7 +183,7 @@ TEST_F(CudaChannel, CarriesProvedFramesToAnotherProcess) {
 }
 
 TEST_F(CudaChannel, SeesThePeerDieAndMayStillWriteToItsMemory) {
-  const auto channels = DeviceChannels::Create(device_, "cuda_ipc", folder_.path());
+  const auto channels = DeviceChannels::Create(device_, "cuda_ipc", folder_.path(), clock_);
   ASSERT_TRUE(channels.ok()) << channels.status();
   const auto own = (*channels)->memory().Create(1 << 20);
   ASSERT_TRUE(own.ok()) << own.status();
@@ -171,7 +218,7 @@ TEST_F(CudaChannel, SeesThePeerDieAndMayStillWriteToItsMemory) {
 
 // CASES E4, between real devices.
 TEST_F(CudaChannel, IsNotTrustedWhenACopyLeavesBytesOut) {
-  const auto channels = DeviceChannels::Create(device_, "cuda_ipc", folder_.path());
+  const auto channels = DeviceChannels::Create(device_, "cuda_ipc", folder_.path(), clock_);
   ASSERT_TRUE(channels.ok()) << channels.status();
   const PeerProcess peer = Peer("cuda_ipc");
   uint64_t term = 0;
@@ -185,52 +232,9 @@ TEST_F(CudaChannel, IsNotTrustedWhenACopyLeavesBytesOut) {
   }
 }
 
-// There and back between two devices: what comes back is what was sent.
-TEST_F(CudaChannel, MovesLongRowsInPartsOverPinnedHost) {
-  constexpr uint32_t kBytes = (5 << 20) + 64;
-  constexpr size_t kRounds = 5;
-  const auto channels = DeviceChannels::Create(device_, "pinned_host", folder_.path());
-  ASSERT_TRUE(channels.ok()) << channels.status();
-  const PeerProcess peer = Peer("pinned_host");
-  const ChannelOptions there = DeviceChannelOptions(kBytes, 1);
-  transport::ChannelEnd end(clock_);
-  TwoWays ways;
-  ASSERT_EQ(ways.OpenIn((*channels)->factory(), BackOptions(there), end), absl::OkStatus());
-  auto moving = MoveInParts(device_, kBytes, end);
-  ASSERT_TRUE(moving.ok()) << moving.status();
-  peer.Write(
-      absl::StrCat("parts ", kBytes, " 1 ", kRounds, " ", absl::BytesToHexString(ways.offer)));
-  ASSERT_EQ(
-      ways.ConnectOut((*channels)->factory(), there, absl::HexStringToBytes(peer.ReadLine()), end),
-      absl::OkStatus());
-  transport::RowsMover& mover = (*moving)->mover();
-  base::SeededRandom random(5);
-  std::vector<std::byte> rows(kBytes);
-  std::vector<std::byte> back(kBytes);
-  for (size_t round = 0; round < kRounds; ++round) {
-    for (std::byte& b : rows) b = static_cast<std::byte>(random.Below(256));
-    absl::StatusOr<bool> received = false;
-    end.Run([&] {
-      ASSERT_EQ((*channels)->memory().CopyIn(rows.data(), (*moving)->block(), kBytes),
-                absl::OkStatus());
-      ASSERT_EQ(mover.Send(*ways.out, kBytes), absl::OkStatus());
-    });
-    ASSERT_TRUE(end.Await([&] {
-      received = mover.Receive(*ways.in);
-      return !received.ok() || *received;
-    }));
-    ASSERT_EQ(received.status(), absl::OkStatus());
-    end.Run([&] {
-      EXPECT_EQ((*channels)->memory().CopyOut((*moving)->block(), back.data(), kBytes),
-                absl::OkStatus());
-    });
-    EXPECT_TRUE(back == rows) << "round " << round;
-  }
-  EXPECT_EQ(peer.ReadLine(), "done");
-  peer.Write("end");
-  moving->reset();
-  ways.Close(end);
-}
+TEST_F(CudaChannel, MovesLongRowsInPartsOverPinnedHost) { MoveThereAndBack("pinned_host"); }
+
+TEST_F(CudaChannel, MovesLongRowsOverUcx) { MoveThereAndBack("ucx"); }
 
 TEST_F(CudaChannel, SaysWhyAHandleOfThisProcessCannotBeOpened) {
   const auto memory = kernels::CreateCudaPeerMemory(device_);
