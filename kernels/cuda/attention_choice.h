@@ -19,7 +19,7 @@ struct TiledChoice {
   int shared_bytes = 0;
 };
 TiledChoice ChooseBf16Tiled(KvElement element, int head_dim);
-// For caches of halves on compute capability 9.0.
+// For caches of halves where Hopper's code runs.
 TiledChoice ChooseHopperTiled(const Context& context, KvElement element, int head_dim);
 
 // The head widths that they are made for; others take the next one.

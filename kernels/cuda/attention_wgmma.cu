@@ -7,6 +7,7 @@
 // head, the sum of values takes one along the positions (transposed).
 #include "kernels/cuda/attention_choice.h"
 #include "kernels/cuda/attention_tiled.cuh"
+#include "kernels/cuda/hopper_code.h"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace layercake::kernels::cuda {
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kTiledThreads, 3)
 }  // namespace
 
 TiledChoice ChooseHopperTiled(const Context& context, KvElement element, int head_dim) {
-  if (context.compute_major != 9 || context.compute_minor != 0) return {};
+  if (!RunsHopperCode(context)) return {};
   if (element != KvElement::kFloat16 || head_dim % 8 != 0) return {};
   // Heads of 64 and less would pay for 128.
   if (head_dim <= 64 || head_dim > kHeadDim) return {};

@@ -1,3 +1,4 @@
+#include "kernels/cuda/hopper_code.h"
 #include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/unit_kernel.cuh"
 
@@ -52,8 +53,7 @@ size_t UnitFlagBytes(int sm_count) {
 }
 
 bool UnitMatmulAvailable(const Context& context) {
-  return context.compute_major == 9 && context.compute_minor == 0 &&
-         context.max_shared_bytes >= kUnitSharedBudget;
+  return RunsHopperCode(context) && context.max_shared_bytes >= kUnitSharedBudget;
 }
 
 cudaError_t PrepareUnitMatmul() {

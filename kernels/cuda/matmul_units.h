@@ -61,7 +61,7 @@ struct UnitScratch {
 size_t UnitPartialBytes(int sm_count);
 size_t UnitFlagBytes(int sm_count);
 
-// Whether the device runs them: compute capability 9.0.
+// Whether the device runs them (hopper_code.h).
 bool UnitMatmulAvailable(const Context& context);
 
 // Raises the kernels' shared memory limits; once per device, before the first launch.
