@@ -101,11 +101,11 @@ __device__ __forceinline__ void Score(uint32_t (&queries)[kHeadDim / 4], uint32_
 }
 
 // out += probabilities * values.
-__device__ __forceinline__ void AddValues(const float (&scores)[8][4], uint32_t values,
+__device__ __forceinline__ void AddValues(const float (&scores)[kTokens / 8][4], uint32_t values,
                                           float (&out)[kHeadDim / 2]) {
-  uint32_t weights[16];
+  uint32_t weights[kTokens / 4];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < kTokens / 16; ++k) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* const pair = scores[2 * k + i / 2] + i % 2 * 2;
