@@ -63,6 +63,19 @@ TEST_P(Parts, GivesAFrameInPartsAsAWholeToWhoeverPolls) {
   EXPECT_EQ(ReceiveText(rig, Lane::kActivation).text, "next");
 }
 
+// A poll of the plan lane gave the arriving activation when that was whole, and lost the plan.
+TEST_P(Parts, LeavesAFrameInPartsToItsOwnLane) {
+  ChannelRig& rig = MakeRig();
+  ASSERT_TRUE(rig.Connect().ok());
+  const InParts sent(rig);
+  ASSERT_EQ(sent.Say(rig, 1000), absl::OkStatus());
+  rig.receiver_end.Run([&] { EXPECT_FALSE(rig.receiver->Poll(Lane::kActivation)->has_value()); });
+  ASSERT_TRUE(SendText(rig, Lane::kPlan, "plan").ok());
+  ASSERT_EQ(sent.Say(rig, 3000), absl::OkStatus());
+  EXPECT_EQ(ReceiveText(rig, Lane::kPlan).text, "plan");
+  EXPECT_TRUE(ReceiveText(rig, Lane::kActivation).text == sent.text);
+}
+
 // A poll that had found some parts and not all was not woken for the rest.
 TEST_P(Parts, WakesAReceiverThatFoundSomePartsOfAFrameForTheRest) {
   ChannelRig& rig = MakeRig();

@@ -321,7 +321,8 @@ class SharedRingReceiver final : public ChannelReceiver {
   }
 
   absl::StatusOr<std::optional<ReceivedFrame>> TakeWhole(Lane lane) {
-    if (lane != Lane::kActivation || !arriving_.has_value()) {
+    if (lane != Lane::kActivation) return Take(lane);  // never in parts, whatever is arriving
+    if (!arriving_.has_value()) {
       LC_ASSIGN_OR_RETURN(std::optional<ReceivedFrame> frame, TakeBegun(lane));
       if (!frame.has_value() || !arriving_.has_value()) return frame;
       arriving_->given = false;
