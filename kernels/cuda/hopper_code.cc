@@ -9,10 +9,13 @@ constexpr bool kBuilt = true;
 constexpr bool kBuilt = false;
 #endif
 
+bool IsHopper(const Context& context) {
+  return context.compute_major == 9 && context.compute_minor == 0;
+}
+
 }  // namespace
 
-bool RunsHopperCode(const Context& context) {
-  return kBuilt && context.compute_major == 9 && context.compute_minor == 0;
-}
+bool RunsHopperCode(const Context& context) { return kBuilt && IsHopper(context); }
+bool LacksHopperCode(const Context& context) { return !kBuilt && IsHopper(context); }
 
 }  // namespace layercake::kernels::cuda

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/cublas_lt.h"
+#include "kernels/cuda/hopper_code.h"
 #include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/panel_split.h"
 #include "kernels/cuda/tiled_matmul.h"
@@ -181,6 +182,11 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
                                                         "partial sums of many rows"));
     LC_ASSIGN_OR_RETURN(flags, DeviceArray::Allocate(context, UnitFlagBytes(context.sm_count),
                                                      "flags of many rows"));
+  }
+  if (LacksHopperCode(context)) {
+    spdlog::warn(
+        "this build has no code for sm_90a, so prompts and many streams are slower than this GPU "
+        "allows: build with LAYERCAKE_CUDA_ARCHITECTURES=90a");
   }
   std::unique_ptr<CublasLt> library;
   if (options.own_kernel) {

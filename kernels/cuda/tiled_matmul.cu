@@ -13,6 +13,7 @@ constexpr int kStages = 3;
 constexpr int kOperandBytes = kTile * kDepth * 2;
 constexpr int kStageBytes = 2 * kOperandBytes;
 constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes;
+static_assert(kSharedBytes <= 99 << 10);  // the least that a block may have (8.6, 8.9)
 
 // Where piece (16 bytes) `piece` of a row stands: pieces change places by row, so that eight rows'
 // same piece lies in eight different bank groups.
