@@ -108,9 +108,9 @@ class Bench {
     x_ = Must(DeviceArray::Allocate(context_, sizeof(float) * kMostRows * kMostK, "x"));
     out_ = Must(DeviceArray::Allocate(context_, sizeof(float) * kMostRows * kMostN, "out"));
     head_ = Must(DeviceArray::Allocate(context_, sizeof(float) * kMostRows * 152064, "logits"));
-    operand_ =
-        Must(Operand::Create(context_, kMostRows, kMostK,
-                             kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form | kTileForm));
+    operand_ = Must(Operand::Create(
+        context_, kMostRows, kMostK,
+        kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form | kTileForm | kBfloat16HighForm));
     const std::vector<float> x = RandomFloats(random_, kMostRows * kMostK);
     Must(cudaMemcpy(x_.address(), x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice));
   }

@@ -160,7 +160,7 @@ bool LargePathPays(WeightType type, int64_t k, int rows, bool has_units) {
 
 OperandForms LargeForms(WeightType type, bool has_units) {
   if (ReadsUnits(type, has_units)) return kTileForm;
-  return MultipliesAsBf16(type) ? kBfloat16Form : kFloat16Form;
+  return MultipliesAsBf16(type) ? kBfloat16HighForm : kFloat16Form;
 }
 
 bool NeedsPanels(WeightType type, bool has_units) {

@@ -45,7 +45,7 @@ class LargeMatmulTest : public GpuTest {
   }
 
   std::unique_ptr<Operand> MakeOperand(const std::vector<float>& x, int rows, int64_t k) {
-    constexpr OperandForms kForms = kFloat16Form | kBfloat16Form | kTileForm;
+    constexpr OperandForms kForms = kFloat16Form | kBfloat16HighForm | kTileForm;
     auto operand = Operand::Create(context_, rows, k, kForms);
     EXPECT_TRUE(operand.ok()) << operand.status();
     if (!operand.ok()) return nullptr;

@@ -17,7 +17,8 @@ struct Sizes {
   size_t values = 0;
   size_t half = 0;
   size_t half_scale = 0;
-  size_t bf16 = 0;  // each of two
+  size_t bf16_high = 0;
+  size_t bf16_low = 0;
   size_t tiles = 0;
 };
 
@@ -43,7 +44,10 @@ Sizes SizesOf(int64_t rows, int64_t k, OperandForms forms) {
     sizes.tiles = sizeof(uint16_t) *
                   static_cast<size_t>(TilePieceIndex(TileGroups(rows), ColumnBlocks(k), 0, 0));
   }
-  if ((forms & kBfloat16Form) != 0) sizes.bf16 = Aligned(count * sizeof(uint16_t));
+  if ((forms & (kBfloat16Form | kBfloat16HighForm)) != 0) {
+    sizes.bf16_high = Aligned(count * sizeof(uint16_t));
+  }
+  if ((forms & kBfloat16Form) != 0) sizes.bf16_low = Aligned(count * sizeof(uint16_t));
   return sizes;
 }
 
@@ -71,11 +75,12 @@ absl::StatusOr<std::unique_ptr<Operand>> Operand::Create(const Context& context,
   }
   const Sizes sizes = SizesOf(max_rows, max_k, forms);
   auto operand = absl::WrapUnique(new Operand());
-  LC_ASSIGN_OR_RETURN(operand->memory_,
-                      DeviceArray::Allocate(context,
-                                            sizes.fixed + sizes.values + sizes.half +
-                                                sizes.half_scale + 2 * sizes.bf16 + sizes.tiles,
-                                            "the operand of the products"));
+  LC_ASSIGN_OR_RETURN(
+      operand->memory_,
+      DeviceArray::Allocate(context,
+                            sizes.fixed + sizes.values + sizes.half + sizes.half_scale +
+                                sizes.bf16_high + sizes.bf16_low + sizes.tiles,
+                            "the operand of the products"));
   std::byte* next = operand->memory_.as<std::byte>();
   const auto take = [&next](size_t bytes) {
     std::byte* at = bytes == 0 ? nullptr : next;
@@ -86,8 +91,8 @@ absl::StatusOr<std::unique_ptr<Operand>> Operand::Create(const Context& context,
   operand->view_.values = reinterpret_cast<float*>(take(sizes.values));
   operand->view_.half = reinterpret_cast<uint16_t*>(take(sizes.half));
   operand->view_.half_scale = reinterpret_cast<float*>(take(sizes.half_scale));
-  operand->view_.bf16_high = reinterpret_cast<uint16_t*>(take(sizes.bf16));
-  operand->view_.bf16_low = reinterpret_cast<uint16_t*>(take(sizes.bf16));
+  operand->view_.bf16_high = reinterpret_cast<uint16_t*>(take(sizes.bf16_high));
+  operand->view_.bf16_low = reinterpret_cast<uint16_t*>(take(sizes.bf16_low));
   operand->view_.tiles = reinterpret_cast<uint16_t*>(take(sizes.tiles));
   operand->view_.tile_groups = TileGroups(max_rows);
   operand->max_rows_ = max_rows;

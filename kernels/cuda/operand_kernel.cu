@@ -1,8 +1,4 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "kernels/cuda/fixed_point.h"
-#include "kernels/cuda/operand_kernel.h"
+#include "kernels/cuda/operand_block.cuh"
 
 namespace layercake::kernels::cuda {
 namespace {
@@ -11,55 +7,14 @@ constexpr int kPieceWarps = 4;
 
 using Kind = OperandSource::Kind;
 
-struct OperandArguments {
-  OperandSource source;
-  OperandView out;
-  int64_t k;
-  OperandForms forms;
-  bool vectors;  // 16-byte reads are aligned and within k
-};
-
-// A warp makes one column block of 256. A lane owns eight of its columns, in two runs of four:
-// lane = 8 jj + 4 upper + t has columns 32 j + 4 t and 32 j + 16 + 4 t, j = jj + 4 upper.
-struct LanePlace {
-  int j;
-  int t;
-  __device__ explicit LanePlace(int lane) : j(lane / 8 + (lane & 4)), t(lane & 3) {}
-  __device__ int64_t Column(int64_t block, int i) const {
-    return block * kUnitColumns + 32 * j + 16 * (i / 4) + 4 * t + i % 4;
-  }
-};
-
-__device__ __forceinline__ void Load8(const float* row, int64_t k, int64_t block,
-                                      const LanePlace& place, bool vectors, float (&v)[8]) {
-  if (vectors) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t column = place.Column(block, 4 * half);
-      float4 four = make_float4(0, 0, 0, 0);
-      if (column < k) four = *reinterpret_cast<const float4*>(row + column);
-      v[4 * half] = four.x;
-      v[4 * half + 1] = four.y;
-      v[4 * half + 2] = four.z;
-      v[4 * half + 3] = four.w;
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int64_t column = place.Column(block, i);
-    v[i] = column < k ? row[column] : 0.0f;
-  }
-}
-
 // By the approximate exponential and quotient, which are off by 2 + |z| ulp: a thousandth of what
 // the operand's rounding costs, in a quarter of the instructions.
 __device__ __forceinline__ float Silu(float z) { return __fdividef(z, 1.0f + __expf(-z)); }
 
 // The values of a block before the norm's factor.
-template <Kind kKind>
+template <Kind kKind, typename Place>
 __device__ __forceinline__ void RawValues(const OperandArguments& arguments, int64_t row,
-                                          int64_t block, const LanePlace& place, float (&v)[8]) {
+                                          int64_t block, const Place& place, float (&v)[8]) {
   const int64_t at = row * arguments.source.stride;
   Load8(arguments.source.x + at, arguments.k, block, place, arguments.vectors, v);
   if constexpr (kKind == Kind::kSwiglu) {
@@ -75,140 +30,6 @@ __device__ __forceinline__ void ApplyNorm(const float (&weight)[8], float factor
   for (int i = 0; i < 8; ++i) v[i] = v[i] * factor * weight[i];
 }
 
-__device__ __forceinline__ uint32_t LargestBits(const float (&v)[8]) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
-  return largest;
-}
-
-__device__ __forceinline__ uint32_t PackBytes(const int* x) {
-  return (static_cast<uint32_t>(x[0]) & 255u) | (static_cast<uint32_t>(x[1]) & 255u) << 8 |
-         (static_cast<uint32_t>(x[2]) & 255u) << 16 | static_cast<uint32_t>(x[3]) << 24;
-}
-
-// Two sums / 64 as pairs of halves: high parts, low parts (exact: a sum has at most 21 bits).
-struct SumPair {
-  uint32_t high;
-  uint32_t low;
-};
-__device__ __forceinline__ SumPair SplitSums(int first, int second) {
-  const float a = static_cast<float>(first) * 0.015625f;
-  const float b = static_cast<float>(second) * 0.015625f;
-  const __half2 high = __floats2half2_rn(a, b);
-  const __half2 low = __floats2half2_rn(a - __low2float(high), b - __high2float(high));
-  return {*reinterpret_cast<const uint32_t*>(&high), *reinterpret_cast<const uint32_t*>(&low)};
-}
-
-__device__ __forceinline__ void WriteFixed(const float (&v)[8], int lane, const LanePlace& place,
-                                           FixedBlock* out) {
-  const uint32_t largest = __reduce_max_sync(~0u, LargestBits(v));
-  const FixedScale scale = FixedScaleOf(largest, __uint_as_float(largest));
-  int high[8];
-  int low[8];
-  int sum[2] = {0, 0};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    // Where the inverse is 0 a value may be an infinity, and 0 times it a NaN.
-    const int x = scale.inverse == 0.0f ? 0 : FixedValue(v[i], scale.inverse);
-    high[i] = FixedHigh(x);
-    low[i] = FixedLow(x);
-    sum[i / 4] += x;
-  }
-  // The lane 4 away has the other group of the pair: this one writes one part of both groups.
-  const bool writes_low = (lane & 4) != 0;
-  const uint32_t own[2][2] = {{PackBytes(high), PackBytes(high + 4)},
-                              {PackBytes(low), PackBytes(low + 4)}};
-  uint32_t other[2];
-  other[0] = __shfl_xor_sync(~0u, writes_low ? own[0][0] : own[1][0], 4);
-  other[1] = __shfl_xor_sync(~0u, writes_low ? own[0][1] : own[1][1], 4);
-  const uint4 line = writes_low ? make_uint4(other[0], other[1], own[1][0], own[1][1])
-                                : make_uint4(own[0][0], own[0][1], other[0], other[1]);
-  *reinterpret_cast<uint4*>(out->quants + lane * 16) = line;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
-    sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
-  }
-  const int j = place.j;
-  if (place.t == 0) {
-    const SumPair both = SplitSums(sum[0] + sum[1], 0);
-    uint16_t* to = out->sums32 + (j / 2) * 4 + (j & 1);
-    to[0] = static_cast<uint16_t>(both.high);
-    to[2] = static_cast<uint16_t>(both.low);
-  } else if (place.t == 1) {
-    const SumPair halves = SplitSums(sum[0], sum[1]);
-    auto* to = reinterpret_cast<uint32_t*>(out->sums16 + (j & 3) * 8 + 2 * (j / 4));
-    to[0] = halves.high;
-    to[2] = halves.low;
-  }
-  if (lane == 0) out->scale = scale.scale;
-}
-
-__device__ __forceinline__ void WriteFloats(const OperandArguments& arguments, int64_t row,
-                                            int64_t block, const LanePlace& place,
-                                            const float (&v)[8], float to_half) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int64_t column = place.Column(block, i);
-    if (column >= arguments.k) continue;
-    const int64_t at = row * arguments.k + column;
-    if ((arguments.forms & kFloat32Form) != 0) arguments.out.values[at] = v[i];
-    if ((arguments.forms & kFloat16Form) != 0) {
-      arguments.out.half[at] = __half_as_ushort(__float2half_rn(v[i] * to_half));
-    }
-    if ((arguments.forms & kBfloat16Form) != 0) {
-      const __nv_bfloat16 high = __float2bfloat16_rn(v[i]);
-      arguments.out.bf16_high[at] = __bfloat16_as_ushort(high);
-      arguments.out.bf16_low[at] =
-          __bfloat16_as_ushort(__float2bfloat16_rn(v[i] - __bfloat162float(high)));
-    }
-  }
-}
-
-// Four bytes at a time: of each half of 16 columns, columns 4t and 4t + 2, then 4t + 1 and 4t + 3.
-__device__ __forceinline__ void WriteTiles(const OperandView& out, int64_t row, int64_t block,
-                                           const LanePlace& place, const float (&v)[8],
-                                           float to_half) {
-  uint16_t* const group =
-      out.tiles + TilePieceIndex(out.tile_groups, block, place.j % 4, row / kTileTokens);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int chunk = 4 * (place.j / 4) + 2 * half;
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      const __half2 pair =
-          __floats2half2_rn(v[4 * half + odd] * to_half, v[4 * half + odd + 2] * to_half);
-      *reinterpret_cast<__half2*>(group + (chunk + odd) * 64 + row % kTileTokens * 8 +
-                                  2 * place.t) = pair;
-    }
-  }
-}
-
-// The forms that are made: kForms, known when compiled, or those of the arguments where that is
-// kAnyForms. Code for one form alone is a third as long.
-constexpr OperandForms kAnyForms = 0;
-template <OperandForms kForms>
-__device__ __forceinline__ OperandForms FormsOf(const OperandArguments& arguments) {
-  return kForms == kAnyForms ? arguments.forms : kForms;
-}
-
-template <OperandForms kForms>
-__device__ __forceinline__ void WriteBlock(const OperandArguments& arguments, int64_t row,
-                                           int64_t block, int lane, const LanePlace& place,
-                                           const float (&v)[8], float to_half) {
-  const OperandForms forms = FormsOf<kForms>(arguments);
-  if ((forms & kFixedForm) != 0) {
-    WriteFixed(v, lane, place, arguments.out.fixed + FixedBlockIndex(arguments.k, row, block));
-  }
-  if ((forms & kTileForm) != 0) {
-    WriteTiles(arguments.out, row, block, place, v, to_half);
-  }
-  if ((forms & ~(kFixedForm | kTileForm)) != 0) {
-    WriteFloats(arguments, row, block, place, v, to_half);
-  }
-}
-
 // Blocks of a row that need to know nothing of each other: no norm, no common scale of halves.
 // grid: (rows, pieces of kPieceWarps column blocks).
 template <Kind kKind, OperandForms kForms>
@@ -219,7 +40,7 @@ __global__ void __launch_bounds__(kPieceWarps * 32)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t block = int64_t{blockIdx.y} * kPieceWarps + threadIdx.x / 32;
   if (block >= ColumnBlocks(arguments.k)) return;
-  const LanePlace place(lane);
+  const PlaceOf<kForms> place(lane);
   float v[8];
   RawValues<kKind>(arguments, blockIdx.x, block, place, v);
   WriteBlock<kForms>(arguments, blockIdx.x, block, lane, place, v, 0.0f);
@@ -286,7 +107,7 @@ __global__ void __launch_bounds__(32 * Shape::kWarps)
   const int64_t first = threadIdx.x / 32;
   const int64_t blocks = ColumnBlocks(arguments.k);
   const int64_t row = blockIdx.x;
-  const LanePlace place(lane);
+  const PlaceOf<kForms> place(lane);
   float weight[8];
   // Weights do not wait for the kernel before this one.
   if (kKind == Kind::kNorm) {
@@ -371,26 +192,51 @@ cudaError_t LaunchPieces(const Context& context, const OperandArguments& argumen
                 PieceOperandKernel<kKind, kForms>, arguments);
 }
 
-template <Kind kKind>
-cudaError_t LaunchKind(const Context& context, const OperandArguments& arguments, int rows) {
-  const int64_t blocks = ColumnBlocks(arguments.k);
-  if (arguments.forms == kTileForm) {
-    return blocks <= SmallRow::kWarps * SmallRow::kKept
-               ? LaunchRows<kKind, SmallRow, kTileForm>(context, arguments, rows)
-               : LaunchRows<kKind, WideLongRow, kTileForm>(context, arguments, rows);
+// Many rows, in the one form that they read.
+template <Kind kKind, OperandForms kForms>
+cudaError_t LaunchMany(const Context& context, const OperandArguments& arguments, int rows) {
+  constexpr bool kScaled = (kForms & (kFloat16Form | kTileForm)) != 0;
+  if constexpr (kKind == Kind::kNorm || kScaled) {
+    return ColumnBlocks(arguments.k) <= SmallRow::kWarps * SmallRow::kKept
+               ? LaunchRows<kKind, SmallRow, kForms>(context, arguments, rows)
+               : LaunchRows<kKind, WideLongRow, kForms>(context, arguments, rows);
+  } else {
+    return LaunchPieces<kKind, kForms>(context, arguments, rows);
   }
-  const bool whole_rows =
-      kKind == Kind::kNorm || (arguments.forms & (kFloat16Form | kTileForm)) != 0;
-  if (arguments.forms == kFixedForm) {
-    if (!whole_rows) return LaunchPieces<kKind, kFixedForm>(context, arguments, rows);
-    if (blocks <= WideRow::kWarps) {
-      return LaunchRows<kKind, WideRow, kFixedForm>(context, arguments, rows);
+}
+
+// Few rows.
+template <Kind kKind, OperandForms kForms>
+cudaError_t LaunchFew(const Context& context, const OperandArguments& arguments, int rows) {
+  if constexpr (kKind != Kind::kNorm) {
+    const bool scaled = (arguments.forms & (kFloat16Form | kTileForm)) != 0;
+    if (kForms != kAnyForms || !scaled) {
+      return LaunchPieces<kKind, kForms>(context, arguments, rows);
     }
   }
-  if (!whole_rows) return LaunchPieces<kKind, kAnyForms>(context, arguments, rows);
-  return blocks <= WideRow::kWarps
-             ? LaunchRows<kKind, WideRow, kAnyForms>(context, arguments, rows)
-             : LaunchRows<kKind, WideLongRow, kAnyForms>(context, arguments, rows);
+  if constexpr (kKind == Kind::kNorm || kForms == kAnyForms) {
+    return ColumnBlocks(arguments.k) <= WideRow::kWarps
+               ? LaunchRows<kKind, WideRow, kForms>(context, arguments, rows)
+               : LaunchRows<kKind, WideLongRow, kForms>(context, arguments, rows);
+  }
+}
+
+template <Kind kKind>
+cudaError_t LaunchKind(const Context& context, const OperandArguments& arguments, int rows) {
+  switch (arguments.forms) {
+    case kTileForm:
+      return LaunchMany<kKind, kTileForm>(context, arguments, rows);
+    case kBfloat16HighForm:
+      return LaunchMany<kKind, kBfloat16HighForm>(context, arguments, rows);
+    case kFloat16Form:
+      return LaunchMany<kKind, kFloat16Form>(context, arguments, rows);
+    case kFixedForm:
+      return LaunchFew<kKind, kFixedForm>(context, arguments, rows);
+    case kBfloat16Form:
+      return LaunchFew<kKind, kBfloat16Form>(context, arguments, rows);
+    default:
+      return LaunchFew<kKind, kAnyForms>(context, arguments, rows);
+  }
 }
 
 bool Aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }

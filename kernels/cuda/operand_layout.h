@@ -23,6 +23,8 @@ inline constexpr OperandForms kFloat16Form = 4;
 inline constexpr OperandForms kBfloat16Form = 8;
 // The halves of kFloat16Form, with the same scales, in tiles for wgmma (TilePieceIndex).
 inline constexpr OperandForms kTileForm = 16;
+// The high part of kBfloat16Form alone, in the same place: what many rows read.
+inline constexpr OperandForms kBfloat16HighForm = 32;
 
 // One row of 256 columns as fixed-point numbers: x = scale * X, X = 256 high + low, |X| <= 32512,
 // both int8. scale = max |x| / 32512; 0 for a block of zeros, NaN (and X = 0) for one that holds a
@@ -78,6 +80,7 @@ struct OperandView {
   float* values = nullptr;        // (rows, k)
   uint16_t* half = nullptr;       // (rows, k) f16
   float* half_scale = nullptr;    // (rows): x = half * half_scale
+  float* row_norm = nullptr;      // (rows): Euclidean norm of x; of normed rows as tiles alone
   uint16_t* bf16_high = nullptr;  // (rows, k)
   uint16_t* bf16_low = nullptr;   // (rows, k)
   uint16_t* tiles = nullptr;      // half as tiles

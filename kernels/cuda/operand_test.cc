@@ -15,7 +15,7 @@ namespace layercake::kernels::cuda {
 namespace {
 
 constexpr OperandForms kAllForms =
-    kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form | kTileForm;
+    kFixedForm | kFloat32Form | kFloat16Form | kBfloat16Form | kTileForm | kBfloat16HighForm;
 
 using OperandTest = MatmulTest;
 
@@ -69,15 +69,35 @@ class AllForms : public OperandTest {
     Forms forms;
     forms.fixed = FixedRows(ReadFixed(operand, rows, k), rows, k);
     forms.values = Copy<float>(operand.view().values, count);
-    const auto half = Copy<uint16_t>(operand.view().half, count);
-    const auto scale = Copy<float>(operand.view().half_scale, static_cast<size_t>(rows));
-    const auto high = Copy<uint16_t>(operand.view().bf16_high, count);
-    const auto low = Copy<uint16_t>(operand.view().bf16_low, count);
-    for (size_t i = 0; i < count; ++i) {
-      forms.half.push_back(HalfToFloat(half[i]) * scale[i / static_cast<size_t>(k)]);
-      forms.bf16.push_back(Bf16ToFloat(high[i]) + Bf16ToFloat(low[i]));
-    }
+    forms.half = HalvesOf(operand, rows, k);
+    forms.bf16 = PairsOf(operand, rows, k);
     return forms;
+  }
+
+  std::vector<float> HalvesOf(const Operand& operand, int64_t rows, int64_t k) {
+    const auto half = Copy<uint16_t>(operand.view().half, static_cast<size_t>(rows * k));
+    const auto scale = Copy<float>(operand.view().half_scale, static_cast<size_t>(rows));
+    std::vector<float> values;
+    for (size_t i = 0; i < half.size(); ++i) {
+      values.push_back(HalfToFloat(half[i]) * scale[i / static_cast<size_t>(k)]);
+    }
+    return values;
+  }
+
+  std::vector<float> HighOf(const Operand& operand, int64_t rows, int64_t k) {
+    std::vector<float> values;
+    for (const uint16_t high :
+         Copy<uint16_t>(operand.view().bf16_high, static_cast<size_t>(rows * k))) {
+      values.push_back(Bf16ToFloat(high));
+    }
+    return values;
+  }
+
+  std::vector<float> PairsOf(const Operand& operand, int64_t rows, int64_t k) {
+    std::vector<float> values = HighOf(operand, rows, k);
+    const auto low = Copy<uint16_t>(operand.view().bf16_low, values.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i] += Bf16ToFloat(low[i]);
+    return values;
   }
 
   void ExpectNear(const Forms& forms, const std::vector<double>& reference) {
@@ -155,15 +175,22 @@ TEST_F(AllForms, HoldNormalisedRows) {
         reference.push_back(row[c] * factor * static_cast<double>(weight[static_cast<size_t>(c)]));
       }
     }
-    auto operand = Operand::Create(context_, 3, k, kAllForms);
-    ASSERT_TRUE(operand.ok()) << operand.status();
     const DeviceArray on_device = Upload(x);
     const DeviceArray weights = Upload(weight);
-    ASSERT_TRUE(NormOperand(context_, on_device.as<float>(), weights.as<float>(), 1e-5f, 3, k,
-                            kAllForms, **operand)
-                    .ok());
-    ASSERT_EQ(cudaStreamSynchronize(context_.stream), cudaSuccess);
-    ExpectNear(Read(**operand, 3, k), reference);
+    const auto make = [&](OperandForms forms) {
+      auto operand = Operand::Create(context_, 3, k, forms);
+      EXPECT_TRUE(operand.ok()) << operand.status();
+      EXPECT_TRUE(NormOperand(context_, on_device.as<float>(), weights.as<float>(), 1e-5f, 3, k,
+                              forms, **operand)
+                      .ok());
+      EXPECT_EQ(cudaStreamSynchronize(context_.stream), cudaSuccess);
+      return *std::move(operand);
+    };
+    ExpectNear(Read(*make(kAllForms), 3, k), reference);
+    // By the kernels of one form.
+    EXPECT_LT(RelativeError(HighOf(*make(kBfloat16HighForm), 3, k), reference), 3e-3);
+    EXPECT_LT(RelativeError(PairsOf(*make(kBfloat16Form), 3, k), reference), 1e-5);
+    EXPECT_LT(RelativeError(HalvesOf(*make(kFloat16Form), 3, k), reference), 3e-4);
   }
 }
 
@@ -188,6 +215,45 @@ TEST_F(AllForms, HoldGatedRows) {
                     .ok());
     ASSERT_EQ(cudaStreamSynchronize(context_.stream), cudaSuccess);
     ExpectNear(Read(**operand, 3, k), reference);
+  }
+}
+
+// Forms have kernels of their own where they are made alone.
+TEST_F(AllForms, HoldTheSameValuesWhenMadeAlone) {
+  base::SeededRandom random(26);
+  for (const int64_t k : kOddSizes) {
+    SCOPED_TRACE(k);
+    const int rows = 3;
+    const auto count = static_cast<size_t>(rows * k);
+    const auto gate = HeavyTailedRows(random, rows, k);
+    const auto up = RandomFloats(random, rows * k);
+    const DeviceArray gates = Upload(gate);
+    const DeviceArray ups = Upload(up);
+    const auto make = [&](bool gated, OperandForms forms) {
+      auto operand = Operand::Create(context_, rows, k, forms);
+      EXPECT_TRUE(operand.ok()) << operand.status();
+      EXPECT_TRUE((gated ? SwigluOperand(context_, gates.as<float>(), ups.as<float>(), k, rows, k,
+                                         forms, **operand)
+                         : PlainOperand(context_, gates.as<float>(), rows, k, forms, **operand))
+                      .ok());
+      EXPECT_EQ(cudaStreamSynchronize(context_.stream), cudaSuccess);
+      return *std::move(operand);
+    };
+    for (const bool gated : {false, true}) {
+      const auto all = make(gated, kAllForms);
+      const auto high = Copy<uint16_t>(all->view().bf16_high, count);
+      const auto high_alone = make(gated, kBfloat16HighForm);
+      EXPECT_EQ(Copy<uint16_t>(high_alone->view().bf16_high, count), high);
+      EXPECT_EQ(high_alone->view().bf16_low, nullptr);
+      const auto pair = make(gated, kBfloat16Form);
+      EXPECT_EQ(Copy<uint16_t>(pair->view().bf16_high, count), high);
+      EXPECT_EQ(Copy<uint16_t>(pair->view().bf16_low, count),
+                Copy<uint16_t>(all->view().bf16_low, count));
+      const auto half = make(gated, kFloat16Form);
+      EXPECT_EQ(Copy<uint16_t>(half->view().half, count), Copy<uint16_t>(all->view().half, count));
+      EXPECT_EQ(Copy<float>(half->view().half_scale, rows),
+                Copy<float>(all->view().half_scale, rows));
+    }
   }
 }
 

@@ -57,7 +57,9 @@ TEST(ProductChoice, ReadsTilesWhereTheDeviceMultipliesByUnits) {
   }
   EXPECT_EQ(FormsOfProduct(WeightType::kQ4_0, 5120, 512, true), kFloat16Form);
   EXPECT_TRUE(NeedsPanels(WeightType::kQ4_0, true));
-  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 512, true), kBfloat16Form);
+  // Few rows read both parts of an activation, many the high one.
+  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 16, true), kBfloat16Form);
+  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 512, true), kBfloat16HighForm);
   EXPECT_FALSE(NeedsPanels(WeightType::kBF16, false));
 }
 
