@@ -38,10 +38,10 @@ struct Command {
   int32_t product_count = 0;
   uint32_t eps_bits = 0;  // a float
   uint32_t flags = 0;
-  const void* p[6] = {};
+  const void* p[7] = {};
   int64_t n[4] = {};
 };
-static_assert(sizeof(Command) == 112);
+static_assert(sizeof(Command) == 120);
 
 struct RecordedProduct {
   const CudaMatrix* w = nullptr;

@@ -83,13 +83,16 @@ absl::Status CommandRunner::Multiply(const CommandList& list, const Command& c) 
                                        scratch_.OperandFor(c.rows), c.rows);
 }
 
-// q, cache, q_norm, k_norm; layer, heads, pairs, adjacent.
+// q, cache, q_norm, k_norm, the biases of q, k and v; layer, heads, pairs, adjacent.
 absl::Status CommandRunner::RopeCache(const CommandList& list, const Command& c) {
   const KvView cache = static_cast<const CudaKvCache*>(c.p[1])->View(static_cast<int>(c.n[0]));
   return CudaStatus(LaunchRopeCache(context_, list.views[static_cast<size_t>(c.view)], cache,
                                     {.q = MutableFloats(c.p[0]),
                                      .k = scratch_.keys.as<float>(),
                                      .v = scratch_.values.as<float>(),
+                                     .q_bias = Floats(c.p[4]),
+                                     .k_bias = Floats(c.p[5]),
+                                     .v_bias = Floats(c.p[6]),
                                      .heads = static_cast<int>(c.n[1]),
                                      .q_norm = Floats(c.p[2]),
                                      .k_norm = Floats(c.p[3]),

@@ -184,10 +184,11 @@ absl::Status CudaOps::AttentionInput(const AttentionWeights& weights, const Rope
   LC_ASSIGN_OR_RETURN(const int view, ViewFor(cuda_cache, heads));
   LC_RETURN_IF_ERROR(RecordRopeTable(rope, view));
   const int64_t kv_width = weights.wk->n();
+  // Their biases are added where the results are read, in the kernel that turns them.
   const RecordedProduct products[] = {
-      {AsCuda(weights.wq), ValuesOf(weights.bq), Floats(q), weights.wq->n()},
-      {AsCuda(weights.wk), ValuesOf(weights.bk), scratch_.keys.as<float>(), kv_width},
-      {AsCuda(weights.wv), ValuesOf(weights.bv), scratch_.values.as<float>(), kv_width}};
+      {AsCuda(weights.wq), nullptr, Floats(q), weights.wq->n()},
+      {AsCuda(weights.wk), nullptr, scratch_.keys.as<float>(), kv_width},
+      {AsCuda(weights.wv), nullptr, scratch_.values.as<float>(), kv_width}};
   RecordNormOperand(Floats(x), *weights.norm, weights.norm_eps, products, rows);
   Command& command = Record(CommandKind::kRopeCache, rows);
   command.view = view;
@@ -195,6 +196,9 @@ absl::Status CudaOps::AttentionInput(const AttentionWeights& weights, const Rope
   command.p[1] = &cuda_cache;
   command.p[2] = ValuesOf(weights.q_norm);
   command.p[3] = ValuesOf(weights.k_norm);
+  command.p[4] = ValuesOf(weights.bq);
+  command.p[5] = ValuesOf(weights.bk);
+  command.p[6] = ValuesOf(weights.bv);
   command.eps_bits = Bits(weights.norm_eps);
   command.n[0] = layer;
   command.n[1] = heads;

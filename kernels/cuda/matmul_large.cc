@@ -18,6 +18,8 @@
 namespace layercake::kernels::cuda {
 namespace {
 
+static_assert(kMaxProducts == kMaxScalings);
+
 // From here on, unpacking a matrix and multiplying it once beats reading its units for every 16
 // rows: a unit's bytes, then 2 written and 2 read again per weight, are about five such reads.
 constexpr int kMostGroupedRows = 64;
@@ -44,7 +46,18 @@ class PanelMatmul final : public LargeMatmul {
 
   absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                         int rows) override {
-    for (const Product& product : products) LC_RETURN_IF_ERROR(Check(product, operand, rows));
+    if (products.size() > kMaxProducts) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(products.size(), " products at once; at most ", kMaxProducts));
+    }
+    RowScalings scalings;
+    scalings.rows = rows;
+    for (const Product& product : products) {
+      LC_RETURN_IF_ERROR(Check(product, operand, rows));
+      if (ReadsUnits(product.w->type(), has_units())) continue;
+      scalings.product[scalings.count++] = ScalingOf(product, operand.view());
+    }
+    LC_RETURN_IF_ERROR(CudaStatus(ScaleBefore(context_, scalings), "add biases"));
     for (size_t i = 0; i < products.size();) {
       const CudaMatrix& w = *products[i].w;
       if (!ReadsUnits(w.type(), has_units())) {
@@ -65,7 +78,7 @@ class PanelMatmul final : public LargeMatmul {
                                    {partials_.address(), flags_.as<uint32_t>()}),
                      "multiply units"));
     }
-    return absl::OkStatus();
+    return CudaStatus(ScaleAfter(context_, scalings), "scale products");
   }
 
  private:
@@ -91,20 +104,19 @@ class PanelMatmul final : public LargeMatmul {
     return absl::OkStatus();
   }
 
+  static RowScaling ScalingOf(const Product& product, const OperandView& x) {
+    return {.scale = MultipliesAsBf16(product.w->type()) ? nullptr : x.half_scale,
+            .bias = product.bias,
+            .y = product.out,
+            .n = product.w->n(),
+            .y_stride = product.out_stride,
+            .accumulate = product.accumulate};
+  }
+
+  // Between ScaleBefore and ScaleAfter.
   absl::Status MultiplyOne(const Product& product, const OperandView& x, int rows) {
     const CudaMatrix& w = *product.w;
     const bool bf16 = MultipliesAsBf16(w.type());
-    const RowScaling scaling = {.scale = bf16 ? nullptr : x.half_scale,
-                                .bias = product.bias,
-                                .y = product.out,
-                                .n = w.n(),
-                                .rows = rows,
-                                .y_stride = product.out_stride,
-                                .accumulate = product.accumulate};
-    const bool accumulate = product.accumulate || product.bias != nullptr;
-    if (accumulate) {
-      LC_RETURN_IF_ERROR(CudaStatus(ScaleBefore(context_, scaling), "add a bias"));
-    }
     MatmulProblem problem = {.bf16 = bf16,
                              .x = bf16 ? x.bf16_high : x.half,
                              .y = product.out,
@@ -112,14 +124,12 @@ class PanelMatmul final : public LargeMatmul {
                              .k = w.k(),
                              .rows = rows,
                              .y_stride = product.out_stride,
-                             .accumulate = accumulate};
+                             .accumulate = AddsToBefore(ScalingOf(product, x))};
     if (Is16BitFloat(w.type())) {
       problem.w = reinterpret_cast<const uint16_t*>(w.weights());
-      LC_RETURN_IF_ERROR(Solve(problem));
-    } else {
-      LC_RETURN_IF_ERROR(SolveByPanels(w, problem));
+      return Solve(problem);
     }
-    return CudaStatus(ScaleAfter(context_, scaling), "scale a product");
+    return SolveByPanels(w, problem);
   }
 
   absl::Status SolveByPanels(const CudaMatrix& w, MatmulProblem problem) {

@@ -62,9 +62,9 @@ class LargeMatmul {
   virtual ~LargeMatmul() = default;
 
   // The products of the first `rows` rows of the operand, which holds LargeForms of their types.
-  // Any rows >= 1. InvalidArgument for what LargePathPays never takes, or a quantised matrix larger
-  // than promised. Enqueues only; the first call of a shape asks the library for an
-  // algorithm, which may load its code: make that call outside of a graph's capture.
+  // 1 to kMaxProducts products, any rows >= 1. InvalidArgument for what LargePathPays never takes,
+  // or a quantised matrix larger than promised. Enqueues only; the first call of a shape asks the
+  // library for an algorithm, which may load its code: make that call outside of a graph's capture.
   virtual absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                                 int rows) = 0;
 

@@ -23,9 +23,25 @@ __global__ void RopeTableKernel(StepView step, const float* inv_freq, int pairs,
   }
 }
 
+// A lane's turns: pairs lane, lane + 32 and so on.
+constexpr int kLanePairs = kMaxHeadDim / 2 / 32;
+struct LaneTurns {
+  float2 turn[kLanePairs];
+};
+__device__ __forceinline__ LaneTurns ReadTurns(const float2* table, int pairs) {
+  LaneTurns turns;
+#pragma unroll
+  for (int i = 0; i < kLanePairs; ++i) {
+    const int j = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+    turns.turn[i] = j < pairs ? table[j] : make_float2(1, 0);
+  }
+  return turns;
+}
+
 // The head in `values` (head_dim floats of shared memory of this warp): norm, then rope.
-__device__ void NormAndTurn(float* values, int head_dim, const float* norm, float eps,
-                            const float2* table, int pairs, bool adjacent) {
+__device__ __forceinline__ void NormAndTurn(float* values, int head_dim, const float* norm,
+                                            float eps, const LaneTurns& turns, int pairs,
+                                            bool adjacent) {
   const int lane = threadIdx.x % 32;
   if (norm != nullptr) {
     float sum = 0;
@@ -35,10 +51,13 @@ __device__ void NormAndTurn(float* values, int head_dim, const float* norm, floa
     for (int i = lane; i < head_dim; i += 32) values[i] *= factor * norm[i];
     __syncwarp();
   }
-  for (int j = lane; j < pairs; j += 32) {
+#pragma unroll
+  for (int i = 0; i < kLanePairs; ++i) {
+    const int j = lane + 32 * i;
+    if (j >= pairs) continue;
     const int a = adjacent ? 2 * j : j;
     const int b = adjacent ? 2 * j + 1 : j + pairs;
-    const float2 turn = table[j];
+    const float2 turn = turns.turn[i];
     const float x = values[a];
     const float y = values[b];
     values[a] = x * turn.x - y * turn.y;
@@ -47,15 +66,59 @@ __device__ void NormAndTurn(float* values, int head_dim, const float* norm, floa
   __syncwarp();
 }
 
-__device__ void StoreHead(const float* values, int head_dim, bool half, void* to) {
+// head_dim values of `from` to `values`, plus those of `bias` unless it is null. Four at a time
+// where addresses allow it: a loop of single values would wait for each before it asks for the
+// next.
+__device__ __forceinline__ void ReadHead(const float* from, const float* bias, int head_dim,
+                                         bool vectors, float* values) {
   const int lane = threadIdx.x % 32;
-  for (int i = lane; i < head_dim; i += 32) {
-    if (half) {
-      static_cast<uint16_t*>(to)[i] = HalfStored(values[i]);
-    } else {
-      static_cast<float*>(to)[i] = values[i];
+  if (!vectors) {
+    for (int i = lane; i < head_dim; i += 32) {
+      values[i] = from[i] + (bias == nullptr ? 0.0f : bias[i]);
     }
+    return;
   }
+  for (int i = 4 * lane; i < head_dim; i += 128) {
+    float4 four = *reinterpret_cast<const float4*>(from + i);
+    if (bias != nullptr) {
+      const float4 more = *reinterpret_cast<const float4*>(bias + i);
+      four = make_float4(four.x + more.x, four.y + more.y, four.z + more.z, four.w + more.w);
+    }
+    *reinterpret_cast<float4*>(values + i) = four;
+  }
+}
+
+__device__ __forceinline__ void StoreFloats(const float* values, int head_dim, bool vectors,
+                                            float* to) {
+  const int lane = threadIdx.x % 32;
+  if (vectors) {
+    for (int i = 4 * lane; i < head_dim; i += 128) {
+      *reinterpret_cast<float4*>(to + i) = *reinterpret_cast<const float4*>(values + i);
+    }
+    return;
+  }
+  for (int i = lane; i < head_dim; i += 32) to[i] = values[i];
+}
+
+// As 16-bit floats made by `stored`.
+template <typename Stored>
+__device__ __forceinline__ void StoreHalves(const float* values, int head_dim, uint16_t* to,
+                                            const Stored& stored) {
+  const int lane = threadIdx.x % 32;
+  if (head_dim % 4 == 0 && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
+    for (int i = 4 * lane; i < head_dim; i += 128) {
+      const float4 four = *reinterpret_cast<const float4*>(values + i);
+      *reinterpret_cast<uint2*>(to + i) =
+          make_uint2(stored(four.x) | static_cast<uint32_t>(stored(four.y)) << 16,
+                     stored(four.z) | static_cast<uint32_t>(stored(four.w)) << 16);
+    }
+    return;
+  }
+  for (int i = lane; i < head_dim; i += 32) to[i] = stored(values[i]);
+}
+
+__device__ __forceinline__ bool HasVectors(const void* address, int head_dim) {
+  return head_dim % 4 == 0 && reinterpret_cast<uintptr_t>(address) % 16 == 0;
 }
 
 // One warp per head: the q heads, then the k heads, then the v heads of a row. A key or value goes
@@ -63,12 +126,11 @@ __device__ void StoreHead(const float* values, int head_dim, bool half, void* to
 template <typename Store>
 __device__ __forceinline__ void TurnHead(const StepView& step, const KvView& cache,
                                          const RopeCacheArguments& a, const Store& store) {
-  __shared__ float head_values[kWarpsPerBlock][kMaxHeadDim];
+  __shared__ __align__(16) float head_values[kWarpsPerBlock][kMaxHeadDim];
   GridDependencyWait();
   GridLaunchDependents();
   const int row = blockIdx.y;
   const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
   const int head = blockIdx.x * kWarpsPerBlock + warp;
   const int head_dim = cache.head_dim;
   if (head >= a.heads + 2 * cache.kv_heads) return;
@@ -76,19 +138,22 @@ __device__ __forceinline__ void TurnHead(const StepView& step, const KvView& cac
   const bool is_q = head < a.heads;
   const bool is_k = !is_q && head < a.heads + cache.kv_heads;
   const int kv_head = is_k ? head - a.heads : head - a.heads - cache.kv_heads;
-  const float* from =
-      is_q ? a.q + (static_cast<int64_t>(row) * a.heads + head) * head_dim
-           : (is_k ? a.k : a.v) + (static_cast<int64_t>(row) * cache.kv_heads + kv_head) * head_dim;
-  for (int i = lane; i < head_dim; i += 32) values[i] = from[i];
+  const int64_t in_row = static_cast<int64_t>(is_q ? head : kv_head) * head_dim;
+  const int64_t row_width = static_cast<int64_t>(is_q ? a.heads : cache.kv_heads) * head_dim;
+  const float* from = (is_q ? a.q : is_k ? a.k : a.v) + row * row_width + in_row;
+  const float* bias = is_q ? a.q_bias : is_k ? a.k_bias : a.v_bias;
+  if (bias != nullptr) bias += in_row;
+  const LaneTurns turns =
+      ReadTurns(a.table + static_cast<int64_t>(row) * a.pairs, is_q || is_k ? a.pairs : 0);
+  const bool vectors = HasVectors(from, head_dim) && HasVectors(bias, head_dim);
+  ReadHead(from, bias, head_dim, vectors, values);
   __syncwarp();
-  const float2* table = a.table + static_cast<int64_t>(row) * a.pairs;
   if (is_q) {
-    NormAndTurn(values, head_dim, a.q_norm, a.norm_eps, table, a.pairs, a.adjacent);
-    StoreHead(values, head_dim, false,
-              a.q + (static_cast<int64_t>(row) * a.heads + head) * head_dim);
+    NormAndTurn(values, head_dim, a.q_norm, a.norm_eps, turns, a.pairs, a.adjacent);
+    StoreFloats(values, head_dim, vectors, a.q + row * row_width + in_row);
     return;
   }
-  if (is_k) NormAndTurn(values, head_dim, a.k_norm, a.norm_eps, table, a.pairs, a.adjacent);
+  if (is_k) NormAndTurn(values, head_dim, a.k_norm, a.norm_eps, turns, a.pairs, a.adjacent);
   const int position = step.kv_position[row];
   const int32_t* blocks =
       step.tables + static_cast<int64_t>(step.table_index[row]) * step.table_stride;
@@ -102,8 +167,13 @@ __global__ void RopeCacheKernel(StepView step, KvView cache, RopeCacheArguments 
              const int64_t place =
                  ((block * cache.kv_heads + kv_head) * cache.block_tokens + token) * cache.head_dim;
              char* base = static_cast<char*>(is_key ? cache.keys : cache.values);
-             const bool half = cache.element == KvElement::kFloat16;
-             StoreHead(values, cache.head_dim, half, base + place * (half ? 2 : 4));
+             if (cache.element == KvElement::kFloat16) {
+               StoreHalves(values, cache.head_dim, reinterpret_cast<uint16_t*>(base) + place,
+                           [](float value) { return HalfStored(value); });
+             } else {
+               float* const to = reinterpret_cast<float*>(base) + place;
+               StoreFloats(values, cache.head_dim, HasVectors(to, cache.head_dim), to);
+             }
            });
 }
 
@@ -113,9 +183,8 @@ __global__ void RopeCacheBf16Kernel(StepView step, KvView cache, RopeCacheArgume
              const int64_t place =
                  ((block * cache.kv_heads + kv_head) * cache.block_tokens + token) * cache.head_dim;
              auto* to = static_cast<uint16_t*>(is_key ? cache.keys : cache.values) + place;
-             for (int i = threadIdx.x % 32; i < cache.head_dim; i += 32) {
-               to[i] = Bf16Stored(__float_as_uint(values[i]));
-             }
+             StoreHalves(values, cache.head_dim, to,
+                         [](float value) { return Bf16Stored(__float_as_uint(value)); });
            });
 }
 

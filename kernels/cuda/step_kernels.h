@@ -16,6 +16,9 @@ struct RopeCacheArguments {
   float* q = nullptr;        // (rows, heads * head_dim), in place
   const float* k = nullptr;  // (rows, kv_heads * head_dim)
   const float* v = nullptr;
+  const float* q_bias = nullptr;  // (heads * head_dim) or null; (kv_heads * head_dim) the others
+  const float* k_bias = nullptr;
+  const float* v_bias = nullptr;
   int heads = 0;
   const float* q_norm = nullptr;  // (head_dim) or null
   const float* k_norm = nullptr;
@@ -24,7 +27,8 @@ struct RopeCacheArguments {
   int pairs = 0;
   bool adjacent = false;  // pairs (2j, 2j + 1), else (j, j + pairs)
 };
-// q = rope(norm(q)); rope(norm(k)) and v go to each row's place in the cache. One warp per head;
+// Biases are added first; then q = rope(norm(q)), and rope(norm(k)) and v go to each row's place in
+// the cache. One warp per head;
 // head_dim at most kMaxHeadDim.
 inline constexpr int kMaxHeadDim = 256;
 cudaError_t LaunchRopeCache(const Context& context, const StepView& step, const KvView& cache,

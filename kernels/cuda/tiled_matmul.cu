@@ -123,11 +123,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 constexpr int kScaleThreads = 256;
 constexpr int kScaleColumns = 8 * kScaleThreads;  // of one block
 
-// blockIdx.x is the row, blockIdx.y a piece of it.
+// blockIdx.x is the row, blockIdx.y a piece of it, blockIdx.z the product.
 __global__ void __launch_bounds__(kScaleThreads)
-    ScaleBeforeKernel(const __grid_constant__ RowScaling scaling) {
+    ScaleBeforeKernel(const __grid_constant__ RowScalings scalings) {
   GridLaunchDependents();
   GridDependencyWait();
+  const RowScaling& scaling = scalings.product[blockIdx.z];
   const int64_t row = blockIdx.x;
   const float scale = scaling.scale == nullptr ? 1 : scaling.scale[row];
   if (scaling.bias == nullptr && scale == 1) return;
@@ -143,9 +144,10 @@ __global__ void __launch_bounds__(kScaleThreads)
 }
 
 __global__ void __launch_bounds__(kScaleThreads)
-    ScaleAfterKernel(const __grid_constant__ RowScaling scaling) {
+    ScaleAfterKernel(const __grid_constant__ RowScalings scalings) {
   GridLaunchDependents();
   GridDependencyWait();
+  const RowScaling& scaling = scalings.product[blockIdx.z];
   const int64_t row = blockIdx.x;
   const float scale = scaling.scale[row];
   if (scale == 1) return;
@@ -156,11 +158,23 @@ __global__ void __launch_bounds__(kScaleThreads)
   }
 }
 
-cudaError_t LaunchScaling(const Context& context, const RowScaling& scaling,
-                          void (*kernel)(RowScaling)) {
-  const dim3 grid(static_cast<unsigned>(scaling.rows),
-                  static_cast<unsigned>((scaling.n + kScaleColumns - 1) / kScaleColumns));
-  return Launch(context, grid, dim3(kScaleThreads), 0, kernel, scaling);
+// The kernel for those products that `needs` it.
+template <typename Needs>
+cudaError_t LaunchScaling(const Context& context, const RowScalings& scalings, const Needs& needs,
+                          void (*kernel)(RowScalings)) {
+  RowScalings needed;
+  needed.rows = scalings.rows;
+  int64_t most_n = 0;
+  for (int i = 0; i < scalings.count; ++i) {
+    if (!needs(scalings.product[i])) continue;
+    needed.product[needed.count++] = scalings.product[i];
+    most_n = most_n < scalings.product[i].n ? scalings.product[i].n : most_n;
+  }
+  if (needed.count == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(scalings.rows),
+                  static_cast<unsigned>((most_n + kScaleColumns - 1) / kScaleColumns),
+                  static_cast<unsigned>(needed.count));
+  return Launch(context, grid, dim3(kScaleThreads), 0, kernel, needed);
 }
 
 }  // namespace
@@ -183,13 +197,16 @@ cudaError_t TiledMatmul(const Context& context, const MatmulProblem& problem) {
              : Launch(context, grid, dim3(kThreads), kSharedBytes, TiledKernel<F16Mma>, problem);
 }
 
-cudaError_t ScaleBefore(const Context& context, const RowScaling& scaling) {
-  return LaunchScaling(context, scaling, ScaleBeforeKernel);
+cudaError_t ScaleBefore(const Context& context, const RowScalings& scalings) {
+  const auto needs = [](const RowScaling& scaling) {
+    return scaling.bias != nullptr || (scaling.accumulate && scaling.scale != nullptr);
+  };
+  return LaunchScaling(context, scalings, needs, ScaleBeforeKernel);
 }
 
-cudaError_t ScaleAfter(const Context& context, const RowScaling& scaling) {
-  if (scaling.scale == nullptr) return cudaSuccess;
-  return LaunchScaling(context, scaling, ScaleAfterKernel);
+cudaError_t ScaleAfter(const Context& context, const RowScalings& scalings) {
+  const auto needs = [](const RowScaling& scaling) { return scaling.scale != nullptr; };
+  return LaunchScaling(context, scalings, needs, ScaleAfterKernel);
 }
 
 }  // namespace layercake::kernels::cuda

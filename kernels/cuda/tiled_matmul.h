@@ -37,11 +37,21 @@ struct RowScaling {
   const float* bias = nullptr;  // (n) or null
   float* y = nullptr;           // (rows, y_stride)
   int64_t n = 0;
-  int64_t rows = 0;
   int64_t y_stride = 0;
   bool accumulate = false;
 };
-cudaError_t ScaleBefore(const Context& context, const RowScaling& scaling);
-cudaError_t ScaleAfter(const Context& context, const RowScaling& scaling);
+inline constexpr int kMaxScalings = 3;
+struct RowScalings {
+  int64_t rows = 0;
+  int count = 0;
+  RowScaling product[kMaxScalings];
+};
+// Whether the product that follows adds to what `before` left.
+constexpr bool AddsToBefore(const RowScaling& scaling) {
+  return scaling.accumulate || scaling.bias != nullptr;
+}
+// One launch for those that need it, none where none does.
+cudaError_t ScaleBefore(const Context& context, const RowScalings& scalings);
+cudaError_t ScaleAfter(const Context& context, const RowScalings& scalings);
 
 }  // namespace layercake::kernels::cuda
