@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <compare>
 #include <map>
@@ -38,6 +39,8 @@ int64_t RowsBucket(int64_t rows) {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+// How many algorithms the library is asked for, the best in its own eyes first.
+constexpr int kProposals = 8;
 
 template <typename Function>
 absl::Status Find(void* library, const char* symbol, Function& function) {
@@ -54,6 +57,7 @@ struct Functions {
   decltype(&cublasLtGetVersion) version = nullptr;
   decltype(&cublasLtMatmul) matmul = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
+  decltype(&cublasLtMatmulAlgoConfigGetAttribute) algorithm_get = nullptr;
   decltype(&cublasLtMatmulDescCreate) desc_create = nullptr;
   decltype(&cublasLtMatmulDescDestroy) desc_destroy = nullptr;
   decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
@@ -69,6 +73,7 @@ struct Functions {
     LC_RETURN_IF_ERROR(Find(library, "cublasLtGetVersion", version));
     LC_RETURN_IF_ERROR(Find(library, "cublasLtMatmul", matmul));
     LC_RETURN_IF_ERROR(Find(library, "cublasLtMatmulAlgoGetHeuristic", heuristic));
+    LC_RETURN_IF_ERROR(Find(library, "cublasLtMatmulAlgoConfigGetAttribute", algorithm_get));
     LC_RETURN_IF_ERROR(Find(library, "cublasLtMatmulDescCreate", desc_create));
     LC_RETURN_IF_ERROR(Find(library, "cublasLtMatmulDescDestroy", desc_destroy));
     LC_RETURN_IF_ERROR(Find(library, "cublasLtMatmulDescSetAttribute", desc_set));
@@ -170,6 +175,8 @@ class OpenCublasLt final : public CublasLt {
   }
 
  private:
+  using Proposals = std::array<cublasLtMatmulHeuristicResult_t, kProposals>;
+
   absl::StatusOr<const cublasLtMatmulAlgo_t*> AlgorithmFor(const PlanKey& key) {
     const auto found = algorithms_.find(key);
     if (found != algorithms_.end()) return &found->second;
@@ -177,21 +184,35 @@ class OpenCublasLt final : public CublasLt {
     LC_RETURN_IF_ERROR(descriptors.Fill(key, key.bucket));
     cublasLtMatmulPreference_t preference = nullptr;
     LC_RETURN_IF_ERROR(LtStatus(functions_.preference_create(&preference), "state a preference"));
-    cublasLtMatmulHeuristicResult_t result = {};
+    Proposals proposals = {};
     int count = 0;
-    const absl::Status status = Ask(key, descriptors, preference, &result, &count);
+    const absl::Status status = Ask(key, descriptors, preference, proposals, &count);
     functions_.preference_destroy(preference);
     LC_RETURN_IF_ERROR(status);
     if (count < 1) {
       return absl::InternalError(absl::StrCat("cuBLASLt knows no way to multiply ", key.bucket,
                                               " rows by ", key.n, " x ", key.k));
     }
-    return &algorithms_.emplace(key, result.algo).first->second;
+    const auto proposed = absl::MakeConstSpan(proposals).first(static_cast<size_t>(count));
+    auto chosen = proposed.begin();
+    if (!MaySplitK(key.bucket, key.n)) {
+      chosen = std::find_if(proposed.begin(), proposed.end(),
+                            [this](const auto& result) { return !SplitsK(result.algo); });
+      if (chosen == proposed.end()) chosen = proposed.begin();
+    }
+    return &algorithms_.emplace(key, chosen->algo).first->second;
+  }
+
+  bool SplitsK(const cublasLtMatmulAlgo_t& algorithm) const {
+    int32_t parts = 1;
+    size_t written = 0;
+    return functions_.algorithm_get(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts,
+                                    sizeof parts, &written) == CUBLAS_STATUS_SUCCESS &&
+           parts > 1;
   }
 
   absl::Status Ask(const PlanKey& key, const Descriptors& descriptors,
-                   cublasLtMatmulPreference_t preference, cublasLtMatmulHeuristicResult_t* result,
-                   int* count) {
+                   cublasLtMatmulPreference_t preference, Proposals& proposals, int* count) {
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
       return LtStatus(functions_.preference_set(preference, attribute, &value, sizeof value),
                       "state a preference");
@@ -204,7 +225,8 @@ class OpenCublasLt final : public CublasLt {
     LC_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t{16}));
     return LtStatus(
         functions_.heuristic(handle_, descriptors.operation, descriptors.w, descriptors.x,
-                             descriptors.y, descriptors.y, preference, 1, result, count),
+                             descriptors.y, descriptors.y, preference, kProposals, proposals.data(),
+                             count),
         absl::StrCat("choose how to multiply ", key.bucket, " rows by ", key.n, " x ", key.k));
   }
 

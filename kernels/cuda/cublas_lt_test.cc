@@ -35,5 +35,13 @@ TEST(CublasLt, RowsShareAnAlgorithmByBuckets) {
   EXPECT_EQ(RowsBucket(5000), 6144);
 }
 
+TEST(CublasLt, SplitsKOnlyForFewOutputs) {
+  EXPECT_TRUE(MaySplitK(32, 27648));
+  EXPECT_TRUE(MaySplitK(2048, 511));
+  EXPECT_FALSE(MaySplitK(2048, 512));
+  EXPECT_FALSE(MaySplitK(256, 5120));
+  EXPECT_FALSE(MaySplitK(2048, 27648));
+}
+
 }  // namespace
 }  // namespace layercake::kernels::cuda
