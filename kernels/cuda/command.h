@@ -43,14 +43,19 @@ struct Command {
 };
 static_assert(sizeof(Command) == 120);
 
+// Of products: their operand is a normed one; they are gate and up, and become the next operand.
+inline constexpr uint32_t kOfNormed = 1;
+inline constexpr uint32_t kGated = 2;
+
 struct RecordedProduct {
   const CudaMatrix* w = nullptr;
   const float* bias = nullptr;
   float* out = nullptr;
   int64_t out_stride = 0;
   int64_t accumulate = 0;
+  double largest_bias = 0;
 };
-static_assert(sizeof(RecordedProduct) == 40);
+static_assert(sizeof(RecordedProduct) == 48);
 
 struct CommandList {
   std::vector<Command> commands;

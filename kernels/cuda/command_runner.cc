@@ -37,7 +37,7 @@ absl::Status CommandRunner::RunOne(const CommandList& list, const Command& c) {
           "make the table of rope");
     case CommandKind::kNormOperand:  // x, weight; k
       return NormOperand(context_, Floats(c.p[0]), Floats(c.p[1]), eps, c.rows, n, c.forms,
-                         scratch_.OperandFor(c.rows));
+                         scratch_.NormedFor(c.rows));
     case CommandKind::kPlainOperand:  // x; k
       return PlainOperand(context_, Floats(c.p[0]), c.rows, n, c.forms,
                           scratch_.OperandFor(c.rows));
@@ -69,6 +69,20 @@ absl::Status CommandRunner::RunOne(const CommandList& list, const Command& c) {
 }
 
 absl::Status CommandRunner::Multiply(const CommandList& list, const Command& c) {
+  const Operand& operand =
+      (c.flags & kOfNormed) != 0 ? scratch_.NormedFor(c.rows) : scratch_.OperandFor(c.rows);
+  if ((c.flags & kGated) != 0) {
+    const RecordedProduct& gate = list.products[static_cast<size_t>(c.first_product)];
+    const RecordedProduct& up = list.products[static_cast<size_t>(c.first_product) + 1];
+    return scratch_.multiplier->MultiplyGated(
+        {.gate = gate.w,
+         .up = up.w,
+         .gate_bias = gate.bias,
+         .up_bias = up.bias,
+         .largest_gate_bias = static_cast<float>(gate.largest_bias),
+         .largest_up_bias = static_cast<float>(up.largest_bias)},
+        operand, c.rows, scratch_.OperandFor(c.rows));
+  }
   std::array<Product, kMaxProducts> products;
   const auto count = static_cast<size_t>(c.product_count);
   for (size_t i = 0; i < count; ++i) {
@@ -79,8 +93,8 @@ absl::Status CommandRunner::Multiply(const CommandList& list, const Command& c) 
                    .out_stride = from.out_stride,
                    .accumulate = from.accumulate != 0};
   }
-  return scratch_.multiplier->Multiply(absl::MakeConstSpan(products.data(), count),
-                                       scratch_.OperandFor(c.rows), c.rows);
+  return scratch_.multiplier->Multiply(absl::MakeConstSpan(products.data(), count), operand,
+                                       c.rows);
 }
 
 // q, cache, q_norm, k_norm, the biases of q, k and v; layer, heads, pairs, adjacent.

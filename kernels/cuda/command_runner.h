@@ -21,6 +21,9 @@ struct StepScratch {
   // the forms of few rows are the larger ones.
   std::unique_ptr<Operand> few;
   std::unique_ptr<Operand> many;
+  // More rows behind a norm, where gated products are made from one operand into another, else
+  // null.
+  std::unique_ptr<Operand> normed;
   int few_rows = 0;
   DeviceArray keys;        // (max_rows, kv_width)
   DeviceArray values;      // (max_rows, kv_width)
@@ -40,6 +43,9 @@ struct StepScratch {
   }
 
   Operand& OperandFor(int rows) const { return rows <= few_rows ? *few : *many; }
+  Operand& NormedFor(int rows) const {
+    return rows > few_rows && normed != nullptr ? *normed : OperandFor(rows);
+  }
 };
 
 class CommandRunner {

@@ -16,6 +16,9 @@ const float* ValuesOf(const Vector* vector) {
   return vector == nullptr ? nullptr : static_cast<const CudaVector*>(vector)->values();
 }
 const CudaMatrix* AsCuda(const Matrix* matrix) { return static_cast<const CudaMatrix*>(matrix); }
+double LargestOf(const Vector* vector) {
+  return vector == nullptr ? 0 : static_cast<const CudaVector*>(vector)->largest();
+}
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 
 }  // namespace
@@ -59,6 +62,7 @@ void CudaOps::RecordNormOperand(const float* x, const Vector& norm, float eps,
   command.eps_bits = Bits(eps);
   command.forms = FormsFor(products, rows);
   RecordProducts(products, rows);
+  list_.commands.back().flags = kOfNormed;
 }
 
 absl::Status CudaOps::BeginStep(const StepRows& rows) {
@@ -144,6 +148,18 @@ void CudaOps::RecordPendingSwiglu() {
   command.p[1] = scratch_.up.address();
   command.n[0] = rows_.rows * swiglu_width_;
   swiglu_gate_ = nullptr;
+}
+
+bool CudaOps::MakeGated(const CudaMatrix& next) {
+  Command& command = list_.commands.back();  // gate and up, as nothing came since
+  const RecordedProduct* const products =
+      &list_.products[static_cast<size_t>(command.first_product)];
+  if (scratch_.normed == nullptr || command.rows <= scratch_.few_rows ||
+      !scratch_.multiplier->TakesGated(*products[0].w, *products[1].w, next, command.rows)) {
+    return false;
+  }
+  command.flags |= kGated;
+  return true;
 }
 
 // ---- operations
@@ -245,6 +261,11 @@ absl::Status CudaOps::LinearAdd(const Matrix& w, const Vector* bias, Buffer in, 
   const RecordedProduct product = {AsCuda(&w), ValuesOf(bias), Floats(x), w.n(), 1};
   const bool fused =
       swiglu_gate_ != nullptr && swiglu_gate_ == Floats(in) && swiglu_width_ == w.k();
+  if (fused && MakeGated(*product.w)) {
+    swiglu_gate_ = nullptr;
+    RecordProducts({&product, 1}, rows);
+    return absl::OkStatus();
+  }
   if (!fused) RecordPendingSwiglu();
   Command& command = Record(fused ? CommandKind::kSwigluOperand : CommandKind::kPlainOperand, rows);
   command.p[0] = in.address;
@@ -269,8 +290,10 @@ absl::Status CudaOps::FfnInput(const FfnWeights& weights, Buffer x, Buffer out) 
   if (rows == 0) return absl::OkStatus();
   RecordPendingSwiglu();
   const RecordedProduct products[] = {
-      {AsCuda(weights.gate), ValuesOf(weights.gate_bias), Floats(out), ffn},
-      {AsCuda(weights.up), ValuesOf(weights.up_bias), scratch_.up.as<float>(), ffn}};
+      {AsCuda(weights.gate), ValuesOf(weights.gate_bias), Floats(out), ffn, 0,
+       LargestOf(weights.gate_bias)},
+      {AsCuda(weights.up), ValuesOf(weights.up_bias), scratch_.up.as<float>(), ffn, 0,
+       LargestOf(weights.up_bias)}};
   RecordNormOperand(Floats(x), *weights.norm, weights.norm_eps, products, rows);
   // The product that follows reads gate and up as its operand's producer; anything else that comes
   // first makes the result in `out`.

@@ -66,6 +66,9 @@ class CudaOps final : public Ops, public HeldOps {
   // The view of the step's rows for this cache and number of query heads; recorded once.
   absl::StatusOr<int> ViewFor(const CudaKvCache& cache, int heads);
   absl::Status RecordRopeTable(const Rope& rope, int view);
+  // Makes the gate and up that were recorded last the operand of `next` at once, where that is
+  // possible.
+  bool MakeGated(const CudaMatrix& next);
   // SwiGLU whose result is read by anything else than the product that usually follows.
   void RecordPendingSwiglu();
   absl::Status CheckRows(absl::string_view what, const Buffer& buffer, int64_t rows,

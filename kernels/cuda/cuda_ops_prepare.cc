@@ -1,5 +1,6 @@
 // What CudaOps loads and allocates before the first step.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -49,7 +50,10 @@ absl::StatusOr<std::unique_ptr<Vector>> CudaOps::LoadVector(absl::Span<const flo
                                                 cudaMemcpyHostToDevice, context_.stream),
                                 "load a vector"));
   LC_RETURN_IF_ERROR(device_.Synchronize("load a vector"));
-  return std::make_unique<CudaVector>(static_cast<int64_t>(values.size()), std::move(memory));
+  float largest = 0;
+  for (const float value : values) largest = std::max(largest, std::abs(value));
+  return std::make_unique<CudaVector>(static_cast<int64_t>(values.size()), std::move(memory),
+                                      largest);
 }
 
 absl::StatusOr<std::unique_ptr<KvCache>> CudaOps::CreateKvCache(const KvCacheSpec& spec) {
@@ -89,6 +93,11 @@ absl::Status CudaOps::PrepareOperands(const StepLimits& limits) {
   LC_ASSIGN_OR_RETURN(scratch_.few, Operand::Create(context_, few, max_k, forms));
   if (few < limits.max_rows) {
     LC_ASSIGN_OR_RETURN(scratch_.many, Operand::Create(context_, limits.max_rows, max_k, most));
+    // Gate and up read one operand while they make another.
+    if ((most & kTileForm) != 0) {
+      LC_ASSIGN_OR_RETURN(scratch_.normed,
+                          Operand::Create(context_, limits.max_rows, limits.hidden, most));
+    }
   }
   return absl::OkStatus();
 }

@@ -43,11 +43,14 @@ class CudaKvCache final : public KvCache {
 
 class CudaVector final : public Vector {
  public:
-  CudaVector(int64_t size, DeviceArray memory) : Vector(size), memory_(std::move(memory)) {}
+  CudaVector(int64_t size, DeviceArray memory, float largest)
+      : Vector(size), memory_(std::move(memory)), largest_(largest) {}
   const float* values() const { return memory_.as<float>(); }
+  float largest() const { return largest_; }  // magnitude
 
  private:
   DeviceArray memory_;
+  float largest_;
 };
 
 }  // namespace layercake::kernels::cuda

@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/operand.h"
+#include "kernels/cuda/unit_range.h"
 #include "kernels/ops.h"
 #include "kernels/weight_type.h"
 
@@ -31,16 +32,19 @@ inline constexpr int kMaxProducts = 3;
 // as in the file.
 class CudaMatrix : public Matrix {
  public:
-  CudaMatrix(WeightType type, int64_t n, int64_t k, DeviceArray memory)
-      : Matrix(n, k), type_(type), memory_(std::move(memory)) {}
+  CudaMatrix(WeightType type, int64_t n, int64_t k, DeviceArray memory, const UnitRange& range)
+      : Matrix(n, k), type_(type), memory_(std::move(memory)), range_(range) {}
 
   WeightType type() const { return type_; }
   const std::byte* weights() const { return memory_.as<std::byte>(); }
   size_t bytes() const { return memory_.bytes(); }
+  // Of types that HasUnitMatmul; zeros otherwise.
+  const UnitRange& range() const { return range_; }
 
  private:
   WeightType type_;
   DeviceArray memory_;
+  UnitRange range_;
 };
 
 // Copies n rows of RowBytes(type, k) bytes to the device and brings them into its layout. Returns
@@ -57,6 +61,16 @@ struct Product {
   float* out = nullptr;
   int64_t out_stride = 0;
   bool accumulate = false;  // out += instead
+};
+
+// silu(x * gate^T + gate_bias) * (x * up^T + up_bias), silu(z) = z / (1 + exp(-z)).
+struct GatedProduct {
+  const CudaMatrix* gate = nullptr;
+  const CudaMatrix* up = nullptr;
+  const float* gate_bias = nullptr;  // (n) on the device, or null
+  const float* up_bias = nullptr;
+  float largest_gate_bias = 0;  // magnitudes
+  float largest_up_bias = 0;
 };
 
 struct MultiplierLimits {
@@ -85,6 +99,15 @@ class Multiplier {
   // Outputs do not overlap. InvalidArgument for what does not fit; nothing is done for rows = 0.
   virtual absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                                 int rows) = 0;
+
+  // Whether a gated product of so many rows can become the operand of a product with `next` without
+  // being written and read again in between.
+  virtual bool TakesGated(const CudaMatrix& gate, const CudaMatrix& up, const CudaMatrix& next,
+                          int rows) const = 0;
+  // Fills `next`, another operand, in FormsFor what TakesGated was asked about. `operand` was made
+  // by NormOperand. InvalidArgument for what does not fit; nothing is done for rows = 0.
+  virtual absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,
+                                     Operand& next) = 0;
 };
 
 // x[r] = row tokens[r] of the table as float32: x (rows, table.k()), tokens (rows) on the device,

@@ -208,7 +208,7 @@ class Benchmark {
                                                     cudaMemcpyDeviceToDevice, context_.stream),
                                     "fill weights"));
     }
-    return std::make_unique<CudaMatrix>(type, n, k, std::move(memory));
+    return std::make_unique<CudaMatrix>(type, n, k, std::move(memory), UnitRange{});
   }
 
   absl::StatusOr<std::vector<Set>> MakeSets(WeightType type, const std::vector<Shape>& shapes,

@@ -69,9 +69,7 @@ class PanelMatmul final : public LargeMatmul {
       while (i < products.size() && together.count < kUnitMaxProducts &&
              products[i].w->type() == w.type() && products[i].w->k() == w.k()) {
         const Product& product = products[i++];
-        together.product[together.count++] = {product.w->weights(), product.w->n(),
-                                              product.bias,         product.out,
-                                              product.out_stride,   product.accumulate};
+        together.product[together.count++] = UnitProductOf(product);
       }
       LC_RETURN_IF_ERROR(
           CudaStatus(MultiplyUnits(context_, w.type(), together, operand.view(), rows,
@@ -79,6 +77,37 @@ class PanelMatmul final : public LargeMatmul {
                      "multiply units"));
     }
     return CudaStatus(ScaleAfter(context_, scalings), "scale products");
+  }
+
+  absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,
+                             Operand& next) override {
+    const CudaMatrix& gate = *gated.gate;
+    const CudaMatrix& up = *gated.up;
+    LC_RETURN_IF_ERROR(Check({.w = &gate}, operand, rows));
+    if (!ReadsUnits(gate.type(), has_units()) || up.type() != gate.type() || up.n() != gate.n() ||
+        up.k() != gate.k() || &next == &operand || (next.forms() & kTileForm) == 0 ||
+        rows > next.max_rows() || gate.n() > next.max_k()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "no gated product of ", rows, " rows with ", WeightTypeName(gate.type()), " ", gate.n(),
+          " x ", gate.k(), " and ", WeightTypeName(up.type()), " ", up.n(), " x ", up.k(),
+          " into an operand of ", next.max_rows(), " x ", next.max_k()));
+    }
+    const OperandView& to = next.view();
+    UnitProducts products;
+    products.count = 2;
+    products.k = gate.k();
+    products.product[0] = UnitProductOf({.w = &gate, .bias = gated.gate_bias});
+    products.product[1] = UnitProductOf({.w = &up, .bias = gated.up_bias});
+    products.swiglu = {.tiles = to.tiles,
+                       .tile_groups = to.tile_groups,
+                       .half_scale = to.half_scale,
+                       .gate_norm = gate.range().largest_row_norm,
+                       .up_norm = up.range().largest_row_norm,
+                       .gate_bias = gated.largest_gate_bias,
+                       .up_bias = gated.largest_up_bias};
+    return CudaStatus(MultiplyUnits(context_, gate.type(), products, operand.view(), rows,
+                                    {partials_.address(), flags_.as<uint32_t>()}),
+                      "multiply gate and up");
   }
 
  private:
@@ -110,6 +139,16 @@ class PanelMatmul final : public LargeMatmul {
             .y = product.out,
             .n = product.w->n(),
             .y_stride = product.out_stride,
+            .accumulate = product.accumulate};
+  }
+
+  static UnitProduct UnitProductOf(const Product& product) {
+    return {.units = product.w->weights(),
+            .n = product.w->n(),
+            .weight_scale = UnitWeightScale(product.w->range()),
+            .bias = product.bias,
+            .out = product.out,
+            .out_stride = product.out_stride,
             .accumulate = product.accumulate};
   }
 

@@ -68,6 +68,10 @@ class LargeMatmul {
   virtual absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                                 int rows) = 0;
 
+  // Multiplier::MultiplyGated, of matrices of one type that HasUnitMatmul, where has_units().
+  virtual absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,
+                                     Operand& next) = 0;
+
   virtual bool uses_library() const = 0;
   // Whether types that can be are multiplied by units.
   virtual bool has_units() const = 0;

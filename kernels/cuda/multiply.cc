@@ -9,6 +9,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_float.h"
 #include "kernels/cuda/matmul_large.h"
+#include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/product_choice.h"
 
 namespace layercake::kernels::cuda {
@@ -126,6 +127,25 @@ class MultiplierImpl final : public Multiplier {
       LC_RETURN_IF_ERROR(MultiplyFloatTypes(floats, operand.view(), row, count));
     }
     return absl::OkStatus();
+  }
+
+  bool TakesGated(const CudaMatrix& gate, const CudaMatrix& up, const CudaMatrix& next,
+                  int rows) const override {
+    const auto by_units = [&](const CudaMatrix& w) {
+      return HasUnitMatmul(w.type()) && ChooseProductKernel(w.type(), w.k(), ChoiceRows(rows),
+                                                            HasUnits()) == ProductKernel::kLarge;
+    };
+    return HasUnits() && gate.type() == up.type() && gate.n() == up.n() && gate.k() == up.k() &&
+           next.k() == gate.n() && by_units(gate) && by_units(next);
+  }
+
+  absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,
+                             Operand& next) override {
+    if (gated.gate == nullptr || gated.up == nullptr || large_ == nullptr || rows < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("no gated product of ", rows, " rows here"));
+    }
+    if (rows == 0) return absl::OkStatus();
+    return large_->MultiplyGated(gated, operand, rows, next);
   }
 
  private:

@@ -17,6 +17,7 @@ struct Sizes {
   size_t values = 0;
   size_t half = 0;
   size_t half_scale = 0;
+  size_t row_norm = 0;
   size_t bf16_high = 0;
   size_t bf16_low = 0;
   size_t tiles = 0;
@@ -41,6 +42,7 @@ Sizes SizesOf(int64_t rows, int64_t k, OperandForms forms) {
     sizes.half_scale = Aligned(static_cast<size_t>(TileGroups(rows) * kTileTokens) * sizeof(float));
   }
   if ((forms & kTileForm) != 0) {
+    sizes.row_norm = sizes.half_scale;
     sizes.tiles = sizeof(uint16_t) *
                   static_cast<size_t>(TilePieceIndex(TileGroups(rows), ColumnBlocks(k), 0, 0));
   }
@@ -79,7 +81,7 @@ absl::StatusOr<std::unique_ptr<Operand>> Operand::Create(const Context& context,
       operand->memory_,
       DeviceArray::Allocate(context,
                             sizes.fixed + sizes.values + sizes.half + sizes.half_scale +
-                                sizes.bf16_high + sizes.bf16_low + sizes.tiles,
+                                sizes.row_norm + sizes.bf16_high + sizes.bf16_low + sizes.tiles,
                             "the operand of the products"));
   std::byte* next = operand->memory_.as<std::byte>();
   const auto take = [&next](size_t bytes) {
@@ -91,6 +93,7 @@ absl::StatusOr<std::unique_ptr<Operand>> Operand::Create(const Context& context,
   operand->view_.values = reinterpret_cast<float*>(take(sizes.values));
   operand->view_.half = reinterpret_cast<uint16_t*>(take(sizes.half));
   operand->view_.half_scale = reinterpret_cast<float*>(take(sizes.half_scale));
+  operand->view_.row_norm = reinterpret_cast<float*>(take(sizes.row_norm));
   operand->view_.bf16_high = reinterpret_cast<uint16_t*>(take(sizes.bf16_high));
   operand->view_.bf16_low = reinterpret_cast<uint16_t*>(take(sizes.bf16_low));
   operand->view_.tiles = reinterpret_cast<uint16_t*>(take(sizes.tiles));

@@ -1,4 +1,5 @@
 #include "kernels/cuda/operand_block.cuh"
+#include "kernels/cuda/silu.cuh"
 
 namespace layercake::kernels::cuda {
 namespace {
@@ -6,10 +7,6 @@ namespace {
 constexpr int kPieceWarps = 4;
 
 using Kind = OperandSource::Kind;
-
-// By the approximate exponential and quotient, which are off by 2 + |z| ulp: a thousandth of what
-// the operand's rounding costs, in a quarter of the instructions.
-__device__ __forceinline__ float Silu(float z) { return __fdividef(z, 1.0f + __expf(-z)); }
 
 // The values of a block before the norm's factor.
 template <Kind kKind, typename Place>
@@ -78,6 +75,12 @@ __device__ uint32_t BlockMax(uint32_t value, uint32_t* shared) {
   return __reduce_max_sync(~0u, threadIdx.x % 32 < kWarps ? shared[threadIdx.x % 32] : 0u);
 }
 
+__device__ __forceinline__ float AddSquares(const float (&v)[8], float sum) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
+  return sum;
+}
+
 // Powers of two for the row's halves, and back. 1, which costs the products of many rows nothing,
 // for a largest magnitude in [2^-4, 2^15); others are brought into [512, 1024).
 struct HalfScale {
@@ -101,6 +104,7 @@ __global__ void __launch_bounds__(32 * Shape::kWarps)
   constexpr int kWarps = Shape::kWarps;
   constexpr int kKept = Shape::kKept;
   __shared__ float sums[kWarps];
+  __shared__ float norm_sums[kWarps];
   __shared__ uint32_t largest[kWarps];
   GridLaunchDependents();
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -131,10 +135,7 @@ __global__ void __launch_bounds__(32 * Shape::kWarps)
   float factor = 1.0f;
   if constexpr (kKind == Kind::kNorm) {
     float sum = 0;
-    const auto add = [&](int64_t, const float(&v)[8]) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum = fmaf(v[i], v[i], sum);
-    };
+    const auto add = [&](int64_t, const float(&v)[8]) { sum = AddSquares(v, sum); };
 #pragma unroll
     for (int i = 0; i < kKept; ++i) add(0, kept[i]);
     for_the_rest(add);
@@ -165,6 +166,19 @@ __global__ void __launch_bounds__(32 * Shape::kWarps)
     });
     half = HalfScaleOf(BlockMax<kWarps>(bits, largest));
     if (threadIdx.x == 0) arguments.out.half_scale[row] = half.from_half;
+  }
+  if constexpr (kKind == Kind::kNorm) {
+    if ((FormsOf<kForms>(arguments) & kTileForm) != 0) {
+      float squares = 0;
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) squares = AddSquares(kept[i], squares);
+      for_the_rest([&](int64_t block, float(&v)[8]) {
+        finish(block, v);
+        squares = AddSquares(v, squares);
+      });
+      squares = BlockSum<kWarps>(squares, norm_sums);
+      if (threadIdx.x == 0) arguments.out.row_norm[row] = sqrtf(squares);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {

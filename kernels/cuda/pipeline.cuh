@@ -26,14 +26,15 @@ __device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
                : "memory");
 }
 
-// Until the phase of parity `parity` is over.
+// Until the phase of parity `parity` is over. The hint lets the hardware hold the thread for so
+// many nanoseconds instead of having it ask again and again beside those who compute.
 __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1, %2;\n"
       "@done bra finished;\nbra again;\nfinished:\n}" ::"r"(barrier),
-      "r"(parity)
+      "r"(parity), "r"(1000000)
       : "memory");
 #else
   asm volatile(

@@ -1,8 +1,9 @@
 // The weights of a unit (unit_layout.h) as the left operand of f16 tensor-core instructions: a warp
 // takes a unit, and each lane makes its fragments in registers.
 //
-// A weight is q * s (+ m), s and m being the format's float32 values times kUnitWeightScale rounded
-// to f16; the result is rounded once more.
+// A weight is q * s (+ m), s and m being the format's float32 values times the matrix's power of
+// two (UnitWeightScale) rounded to f16; the result is rounded once more. A code q in the lowest
+// bits of a half is q * 2^-24, an f16 subnormal, so scales are 2^24 times larger here.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -14,26 +15,30 @@
 
 namespace layercake::kernels::cuda {
 
+constexpr float kCodeScale = 16777216.0f;  // 2^24: a code's bits are that part of it
+
 // The scales of rows g and g + 8 of a unit, g = lane / 4. Each of a row's four lanes makes those of
 // groups t and t + 4 (t = lane % 4) of 32 columns, and lends them to the others.
 template <WeightType kType>
 class LaneScales {
  public:
-  // Of a group: (scale, minimum), or the scales of its two halves of 16 columns.
+  // Of a group: (scale, what code 0 stands for), or the scales of its two halves of 16 columns.
   static constexpr bool kOfHalves = kType == WeightType::kQ6_K;
-  // Upper groups' integers are 16 times the code, their scales a sixteenth (HalfIntegers).
+  // Upper groups' codes stand four bits higher, their scales are a sixteenth (CodeHalves).
   static constexpr bool kUpperTimes16 = kType == WeightType::kQ4_K;
 
-  __device__ __forceinline__ void Load(const std::byte* unit, int lane) {
+  // `weight_scale`: UnitWeightScale of the matrix.
+  __device__ __forceinline__ void Load(const std::byte* unit, float weight_scale, int lane) {
     constexpr UnitFormat kFormat = UnitFormatOf(kType);
     const int t = lane % 4;
+    const float code_scale = weight_scale * kCodeScale;
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
       const int row = lane / 4 + 8 * lower;
       const uint4 w = *reinterpret_cast<const uint4*>(unit + kFormat.header[0] + 16 * row);
       if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
-        const float d = HalfBits(w.x & 0xffffu) * kUnitWeightScale;
-        const float m = HalfBits(w.x >> 16) * -kUnitWeightScale;
+        const float d = HalfBits(w.x & 0xffffu) * code_scale;
+        const float m = HalfBits(w.x >> 16) * -weight_scale;
         const uint32_t scales = w.y >> (8 * t);  // of group t; on top two bits of group t + 4
         const uint32_t minima = w.z >> (8 * t);
         const uint32_t rest = w.w >> (8 * t);
@@ -44,7 +49,7 @@ class LaneScales {
       } else if constexpr (kType == WeightType::kQ6_K) {
         const uint32_t d_bits =
             *reinterpret_cast<const uint16_t*>(unit + kFormat.header[1] + 2 * row);
-        const float d = HalfBits(d_bits) * kUnitWeightScale;
+        const float d = HalfBits(d_bits) * code_scale;
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
           const uint32_t word = upper == 0 ? (t < 2 ? w.x : w.y) : (t < 2 ? w.z : w.w);
@@ -57,8 +62,8 @@ class LaneScales {
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
           const uint32_t word = upper == 0 ? (t < 2 ? w.x : w.y) : (t < 2 ? w.z : w.w);
-          own_[lower][upper] =
-              Pair(HalfBits(word >> (16 * (t % 2)) & 0xffffu) * kUnitWeightScale, 0.0f);
+          const float d = HalfBits(word >> (16 * (t % 2)) & 0xffffu);
+          own_[lower][upper] = Pair(d * code_scale, d * (weight_scale * -CodeBias<kType>()));
         }
       }
     }
@@ -115,45 +120,22 @@ class LaneWords {
   uint4 pair_, bit_;
 };
 
-// (a & b) | c as one instruction.
-__device__ __forceinline__ uint32_t AndOr(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t result;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  return result;
-}
-
-// The integers of four weights of a row as two pairs of halves: of bytes 0 and 2 of register
-// (jj + 4 upper, lane, i), and of bytes 1 and 3.
+// The codes of four weights of a row as two pairs of halves: of bytes 0 and 2 of register
+// (jj + 4 upper, lane, i), and of bytes 1 and 3. As numbers: codes / kCodeScale (times 16, see
+// kUpperTimes16).
 template <WeightType kType>
-__device__ __forceinline__ void HalfIntegers(const PlaneWords& words, int jj, int upper,
-                                             __half2* even, __half2* odd) {
-  // Code c in the lowest bits behind 0x64 is the half 1024 + c; the difference to 1024 + bias is
-  // exact.
-  uint32_t bits[2];
+__device__ __forceinline__ void CodeHalves(const PlaneWords& words, int jj, int upper,
+                                           uint32_t (&pairs)[2]) {
   if constexpr (LaneScales<kType>::kUpperTimes16) {
-    // Nibbles stay where they are: those of upper groups are 16 c.
+    // Nibbles stay where they are.
     const uint32_t mask = upper == 0 ? 0x000f000fu : 0x00f000f0u;
-    bits[0] = AndOr(words.main, mask, 0x64006400u);
-    bits[1] = AndOr(words.main >> 8, mask, 0x64006400u);
+    pairs[0] = words.main & mask;
+    pairs[1] = (words.main >> 8) & mask;
   } else {
     const uint32_t codes = PackedCodes<kType>(words, jj + 4 * upper);
-    bits[0] = SelectBytes(codes, 0x64646464u, 0x4240u);
-    bits[1] = SelectBytes(codes, 0x64646464u, 0x4341u);
+    pairs[0] = SelectBytes(codes, 0, 0x4240u);
+    pairs[1] = SelectBytes(codes, 0, 0x4341u);
   }
-  const __half2 zero = __half2half2(__int2half_rn(1024 + CodeBias<kType>()));
-  *even = __hsub2(*reinterpret_cast<const __half2*>(&bits[0]), zero);
-  *odd = __hsub2(*reinterpret_cast<const __half2*>(&bits[1]), zero);
-}
-
-template <WeightType kType>
-__device__ __forceinline__ uint32_t HalfWeights(__half2 integers, __half2 factor, __half2 addend) {
-  __half2 weights;
-  if constexpr (RowHeader<kType>::kHasMinimum) {
-    weights = __hfma2(integers, factor, addend);
-  } else {
-    weights = __hmul2(integers, factor);
-  }
-  return *reinterpret_cast<const uint32_t*>(&weights);
 }
 
 // The fragments (wgmma.cuh) of group jj + 4 upper: eight registers, four for each half of 16
@@ -165,14 +147,23 @@ __device__ __forceinline__ void MakeFragments(const LaneWords<kType>& words,
 #pragma unroll
   for (int lower = 0; lower < 2; ++lower) {
     const __half2 pair = scales.Of(jj, upper, lower, lane);
+    // Exact but for subnormals.
+    const __half2 zeros = __hmul2(pair, __float2half2_rn(-CodeBias<kType>() / kCodeScale));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool high = LaneScales<kType>::kOfHalves && half == 1;
       const __half2 factor = high ? __high2half2(pair) : __low2half2(pair);
-      __half2 even, odd;
-      HalfIntegers<kType>(words.Of(upper, 2 * half + lower), jj, upper, &even, &odd);
-      a[4 * half + lower] = HalfWeights<kType>(even, factor, __high2half2(pair));
-      a[4 * half + 2 + lower] = HalfWeights<kType>(odd, factor, __high2half2(pair));
+      const __half2 addend = !LaneScales<kType>::kOfHalves ? __high2half2(pair)
+                             : high                        ? __high2half2(zeros)
+                                                           : __low2half2(zeros);
+      uint32_t codes[2];
+      CodeHalves<kType>(words.Of(upper, 2 * half + lower), jj, upper, codes);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const __half2 weights =
+            __hfma2(*reinterpret_cast<const __half2*>(&codes[odd]), factor, addend);
+        a[4 * half + 2 * odd + lower] = *reinterpret_cast<const uint32_t*>(&weights);
+      }
     }
   }
 }

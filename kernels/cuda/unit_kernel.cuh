@@ -1,15 +1,16 @@
-// The kernel of matmul_units.h: one producer thread copies weights and activations into rings of
-// shared memory; the consumers, two warpgroups of 128 rows of weights each, make these f16
-// in registers and multiply them with the activations that both share.
+// The kernel of matmul_units.h: a thread copies weights and another activations into rings of
+// shared memory; the consumers, two warpgroups of 128 rows of weights each, make these f16 in
+// registers and multiply them with the activations that both share.
 //
-// Steps of 256 columns: the weights of a step are one stage of one ring; its activations come in
-// four pieces of 64 columns (groups jj and jj + 4 of 32) in a ring of their own.
+// Steps of 256 columns: the weights of a step are one stage of one ring, its activations a slot of
+// another: four pieces of 64 columns (groups jj and jj + 4 of 32), each with barriers of its own.
 #pragma once
 
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/unit_halves.cuh"
 #include "kernels/cuda/unit_shape.cuh"
 #include "kernels/cuda/unit_sums.cuh"
+#include "kernels/cuda/unit_swiglu.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace layercake::kernels::cuda {
@@ -94,60 +95,67 @@ class UnitSteps {
 template <WeightType kType, typename Shape>
 __device__ void CopyWeights(const UnitArguments& a, const UnitSteps& at,
                             const UnitRings<Shape>& rings, int stage, const StageCopier& copier) {
-  const UnitProduct& product = a.products.product[at.item().product];
-  const int64_t first = at.item().row_tile * kItemUnits;
-  const int64_t left = UnitRowCount(product.n) - first;
-  const int units = left < kItemUnits ? static_cast<int>(left) : kItemUnits;
   const uint32_t barrier = rings.WeightsFull(stage);
-  copier.Expect(barrier, static_cast<uint32_t>(units * UnitBytes(kType)));
   const Keep keep = a.token_tiles == 1 ? Keep::kBriefly : Keep::kLong;
-  for (int tile = 0; tile * kTileUnits < units; ++tile) {
-    const int count =
-        units - tile * kTileUnits < kTileUnits ? units - tile * kTileUnits : kTileUnits;
-    const int64_t unit = UnitIndex(product.n, a.products.k, first + tile * kTileUnits, at.block());
+  const std::byte* from[2];
+  uint32_t bytes[2];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    const UnitProduct& product = a.products.product[a.paired() ? tile : at.item().product];
+    const int64_t first = a.paired() ? at.item().row_tile * kTileUnits
+                                     : at.item().row_tile * kItemUnits + tile * kTileUnits;
+    const int64_t left = UnitRowCount(product.n) - first;
+    const int units = left < kTileUnits ? (left < 0 ? 0 : static_cast<int>(left)) : kTileUnits;
+    bytes[tile] = static_cast<uint32_t>(units * UnitBytes(kType));
+    from[tile] =
+        product.units + UnitIndex(product.n, a.products.k, first, at.block()) * UnitBytes(kType);
+  }
+  copier.Expect(barrier, bytes[0] + bytes[1]);
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    if (bytes[tile] == 0) continue;
     copier.Copy(rings.Weights(stage) + static_cast<uint32_t>(tile * kTileUnits * UnitBytes(kType)),
-                product.units + unit * UnitBytes(kType),
-                static_cast<uint32_t>(count * UnitBytes(kType)), barrier, keep);
+                from[tile], bytes[tile], barrier, keep);
+  }
+}
+
+// Weights do not wait for the kernel before this one.
+template <WeightType kType, int kTokens>
+__device__ void ProduceWeights(const UnitArguments& a,
+                               const UnitRings<UnitShape<kType, kTokens>>& rings) {
+  using Shape = UnitShape<kType, kTokens>;
+  const StageCopier copier(0);
+  RingPlace<Shape::kStages> stage;
+  bool used = false;  // every stage has been filled once
+  for (UnitSteps step(a, kTokens); step.valid(); step.Next()) {
+    // The parity of the turn before this one.
+    if (used) BarrierWait(rings.WeightsEmpty(stage.index), stage.parity ^ 1);
+    CopyWeights<kType>(a, step, rings, stage.index, copier);
+    stage.Next();
+    used = used || stage.index == 0;
   }
 }
 
 template <WeightType kType, int kTokens>
-__device__ void ProduceUnits(const UnitArguments& a,
-                             const UnitRings<UnitShape<kType, kTokens>>& rings) {
+__device__ void ProduceActivations(const UnitArguments& a,
+                                   const UnitRings<UnitShape<kType, kTokens>>& rings) {
   using Shape = UnitShape<kType, kTokens>;
   const StageCopier copier(0);
-  UnitSteps weights(a, kTokens);
-  RingPlace<Shape::kStages> stage;
-  for (int i = 0; i < Shape::kStages && weights.valid(); ++i) {
-    CopyWeights<kType>(a, weights, rings, stage.index, copier);
-    weights.Next();
-    stage.Next();
-  }
-  GridDependencyWait();
-  RingPlace<Shape::kPieces> piece;
-  bool first_step = true;
-  bool pieces_used = false;  // every piece has been filled once
+  RingPlace<Shape::kSlots> slot;
+  bool used = false;
   for (UnitSteps step(a, kTokens); step.valid(); step.Next()) {
-    for (int jj = 0; jj < 4; ++jj) {
-      // The parity of the turn before this one.
-      if (pieces_used) BarrierWait(rings.PieceEmpty(piece.index), piece.parity ^ 1);
-      const uint32_t barrier = rings.PieceFull(piece.index);
+    const uint16_t* from = a.x.tiles + TilePieceIndex(a.x.tile_groups, step.block(), 0,
+                                                      step.item().token_first / kTileTokens);
+    for (int jj = 0; jj < kSlotPieces; ++jj) {
+      const int piece = kSlotPieces * slot.index + jj;
+      if (used) BarrierWait(rings.PieceEmpty(piece), slot.parity ^ 1);
+      const uint32_t barrier = rings.PieceFull(piece);
       copier.Expect(barrier, Shape::kPieceBytes);
-      copier.Copy(rings.Piece(piece.index),
-                  a.x.tiles + TilePieceIndex(a.x.tile_groups, step.block(), jj,
-                                             step.item().token_first / kTileTokens),
-                  Shape::kPieceBytes, barrier, Keep::kLong);
-      piece.Next();
-      pieces_used = pieces_used || piece.index == 0;
+      copier.Copy(rings.Piece(piece), from, Shape::kPieceBytes, barrier, Keep::kLong);
+      from += TilePieceIndex(a.x.tile_groups, 0, 1, 0);
     }
-    // One stage behind, so that four pieces are there while this waits for the consumers.
-    if (!first_step && weights.valid()) {
-      BarrierWait(rings.WeightsEmpty(stage.index), stage.parity ^ 1);
-      CopyWeights<kType>(a, weights, rings, stage.index, copier);
-      weights.Next();
-      stage.Next();
-    }
-    first_step = false;
+    slot.Next();
+    used = used || slot.index == 0;
   }
 }
 
@@ -171,18 +179,20 @@ class UnitMultiplier {
     for (int i = 0; i < kUnits; ++i) {
       unit[i] = stage + sums.Unit(i) * UnitBytes(kType);
       words[i].Load(unit[i], 0, lane_);
-      scales[i].Load(unit[i], lane_);
+      scales[i].Load(unit[i], sums.weight_scale[i], lane_);
     }
+    const int first_piece = kSlotPieces * slot_.index;
+    // From one lane, so that it is known to be the same in all.
+    const uint64_t tiles =
+        WgmmaDescriptor(__shfl_sync(~0u, rings_.Piece(first_piece), 0), 128, kGroupBytes);
 #pragma unroll
-    for (int jj = 0; jj < 4; ++jj) {
+    for (int jj = 0; jj < kSlotPieces; ++jj) {
       LaneWords<kType> next[kUnits];
-      if (jj < 3) {
+      if (jj < kSlotPieces - 1) {
 #pragma unroll
         for (int i = 0; i < kUnits; ++i) next[i].Load(unit[i], jj + 1, lane_);
       }
-      // From one lane, so that it is known to be the same in all.
-      const uint64_t tile =
-          WgmmaDescriptor(__shfl_sync(~0u, rings_.Piece(piece_.index), 0), 128, kGroupBytes);
+      const uint64_t tile = tiles + static_cast<uint64_t>(jj * (Shape::kPieceBytes >> 4));
 #pragma unroll
       for (int upper = 0; upper < 2; ++upper) {
         WgmmaWait<1>();
@@ -193,18 +203,18 @@ class UnitMultiplier {
           MakeFragments<kType>(words[i], scales[i], jj, upper, lane_, a_[upper][i]);
           HoldRegisters(a_[upper][i]);
         }
-        if (upper == 0) BarrierWait(rings_.PieceFull(piece_.index), piece_.parity);
+        if (upper == 0) BarrierWait(rings_.PieceFull(first_piece + jj), slot_.parity);
         MultiplyGroup(upper, tile, sums);
       }
-      if (jj == 3) {
+      if (jj == kSlotPieces - 1) {
         __syncwarp();
         if (lane_ == 0) BarrierArrive(stage_empty);
       }
-      piece_before_ = piece_.index;
-      piece_.Next();
+      piece_before_ = first_piece + jj;
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) words[i] = next[i];
     }
+    slot_.Next();
   }
 
   // Waits until the sums are complete.
@@ -246,7 +256,7 @@ class UnitMultiplier {
 
   const UnitRings<Shape> rings_;
   const int lane_;
-  RingPlace<Shape::kPieces> piece_;
+  RingPlace<Shape::kSlots> slot_;
   int piece_before_ = -1;  // still read
   uint32_t a_[2][kUnits][8] = {};
 };
@@ -260,7 +270,8 @@ __device__ __forceinline__ void ConsumeUnits(const UnitArguments& a, const UnitR
   UnitSegments segments(a.work, blockIdx.x);
   UnitSegment segment;
   while (segments.Next(&segment)) {
-    sums.Clear();
+    const UnitItem item = UnitItemAt(a, segment.item, 2 * Shape::kSums);
+    sums.Begin(a, item);
     for (uint32_t block = segment.begin; block < segment.end; ++block) {
       BarrierWait(rings.WeightsFull(stage.index), stage.parity);
       multiplier.Step(shared + stage.index * Shape::kWeightBytes, rings.WeightsEmpty(stage.index),
@@ -273,7 +284,11 @@ __device__ __forceinline__ void ConsumeUnits(const UnitArguments& a, const UnitR
       continue;
     }
     if (segment.end < a.work.blocks) sums.Gather(a, (segment.item + 1) * a.work.blocks);
-    sums.Store(a, UnitItemAt(a, segment.item, 2 * Shape::kSums));
+    if (a.paired()) {
+      StoreSwiglu(a, sums, item, warp, lane);
+    } else {
+      sums.Store(a, item);
+    }
   }
 }
 
@@ -304,11 +319,12 @@ __global__ void __launch_bounds__(UnitShape<kType, kTokens>::kThreads, 1)
   GridLaunchDependents();
   if (warp >= Shape::kWarps) {
     if constexpr (Shape::kGives) GiveRegisters<56>();
-    if (warp == Shape::kWarps && lane == 0) {
-      ProduceUnits<kType, kTokens>(a, rings);
-    } else {
-      GridDependencyWait();
+    if (warp == Shape::kWarps + 1 && lane == 0) {
+      ProduceWeights<kType, kTokens>(a, rings);
+      return;
     }
+    GridDependencyWait();
+    if (warp == Shape::kWarps && lane == 0) ProduceActivations<kType, kTokens>(a, rings);
     return;
   }
   if constexpr (Shape::kGives) TakeRegisters<224>();

@@ -15,11 +15,15 @@ struct UnitArguments {
   // A place for each block of the grid, and in it for each of its warps.
   float4* partials;
   uint32_t* flags;
+
+  // An item's first tile of units belongs to product 0, its second to product 1.
+  __device__ bool paired() const { return products.swiglu.tiles != nullptr; }
 };
 
 constexpr int kMostWeightStages = 4;
-constexpr int kMostPieces = 16;
-constexpr int kPieceColumns = 64;
+constexpr int kMostSlots = 4;
+constexpr int kSlotPieces = 4;
+constexpr int kPieceColumns = kUnitColumns / kSlotPieces;
 // Barriers and what the hardware keeps leave this much of 227 KB.
 constexpr int kUnitSharedBudget = 226 * 1024;
 
@@ -31,34 +35,38 @@ struct UnitShape {
   // gives up.
   static constexpr bool kGives = kTokens > 64;
   static constexpr int kWarps = kItemUnits / kWarpUnits;
-  static constexpr int kThreads = 32 * (kWarps + (kGives ? 4 : 1));
+  // Two warps produce: one copies weights, one activations.
+  static constexpr int kThreads = 32 * (kWarps + (kGives ? 4 : 2));
   static constexpr int kSums = kTokens / 2;  // of a unit in each lane
   static constexpr int kWeightBytes = kItemUnits * UnitBytes(kType);
   static constexpr int kPieceBytes = 2 * kPieceColumns * kTokens;
 
-  // As many stages of weights as leave room for almost two of activations; the rest is theirs.
+  static constexpr int kSlotBytes = kSlotPieces * kPieceBytes;
+
+  // As many stages of weights as leave room for two steps of activations; the rest is theirs.
   static constexpr int WeightStages() {
     int stages = kMostWeightStages;
-    while (stages > 2 && stages * kWeightBytes + 7 * kPieceBytes > kUnitSharedBudget) --stages;
+    while (stages > 2 && stages * kWeightBytes + 2 * kSlotBytes > kUnitSharedBudget) --stages;
     return stages;
   }
   static constexpr int kStages = WeightStages();
-  static constexpr int kRoom = (kUnitSharedBudget - kStages * kWeightBytes) / kPieceBytes;
-  static constexpr int kPieces = kRoom < kMostPieces ? kRoom : kMostPieces;
-  static constexpr size_t kSharedBytes = size_t{kStages} * kWeightBytes + kPieces * kPieceBytes;
-  static_assert(kPieces >= 5);
+  static constexpr int kRoom = (kUnitSharedBudget - kStages * kWeightBytes) / kSlotBytes;
+  static constexpr int kSlots = kRoom < kMostSlots ? kRoom : kMostSlots;
+  static constexpr int kPieces = kSlots * kSlotPieces;
+  static constexpr size_t kSharedBytes = size_t{kStages} * kWeightBytes + kSlots * kSlotBytes;
+  static_assert(kStages >= 2 && kSlots >= 1);
 };
 
 struct UnitItem {
-  int product;
-  int64_t row_tile;  // of kItemRows
+  int product;       // gate and up together: 0
+  int64_t row_tile;  // of kItemRows, or of kTileRows of gate and as many of up
   int token_first;
 };
 // Items that share weights stand side by side, to find them in the L2 cache.
 __device__ __forceinline__ UnitItem UnitItemAt(const UnitArguments& a, uint32_t index, int tokens) {
   const uint32_t tile = index / a.token_tiles;
   UnitItem item = {0, tile, static_cast<int>(index - tile * a.token_tiles) * tokens};
-  while (item.product + 1 < a.products.count) {
+  while (!a.paired() && item.product + 1 < a.products.count) {
     const int64_t tiles = (a.products.product[item.product].n + kItemRows - 1) / kItemRows;
     if (item.row_tile < tiles) break;
     item.row_tile -= tiles;

@@ -11,14 +11,18 @@ template <typename Shape>
 class UnitSums {
  public:
   float value[Shape::kWarpUnits][Shape::kSums];
+  float weight_scale[Shape::kWarpUnits];  // of the units' matrices
 
-  __device__ UnitSums(int warp, int lane)
-      : first_unit_(warp / 4 * 4 * Shape::kWarpUnits + warp % 4), warp_(warp), lane_(lane) {}
+  __device__ UnitSums(int warp, int lane) : warp_(warp), lane_(lane) {}
 
-  // The unit of the item that value[i] belongs to: a warpgroup's are neighbours.
-  __device__ __forceinline__ int Unit(int i) const { return first_unit_ + 4 * i; }
+  // The unit of the item that value[i] belongs to: one of each tile.
+  __device__ __forceinline__ int Unit(int i) const { return warp_ + kTileUnits * i; }
 
-  __device__ __forceinline__ void Clear() {
+  __device__ __forceinline__ void Begin(const UnitArguments& a, const UnitItem& item) {
+#pragma unroll
+    for (int i = 0; i < Shape::kWarpUnits; ++i) {
+      weight_scale[i] = a.products.product[a.paired() ? i : item.product].weight_scale;
+    }
 #pragma unroll
     for (int unit = 0; unit < Shape::kWarpUnits; ++unit) {
 #pragma unroll
@@ -65,21 +69,22 @@ class UnitSums {
     for (; block < end; ++block) AddParts<1>(a, block);
   }
 
-  // out = sum / scales (+ bias) (+ out).
+  // out = sum * scales (+ bias) (+ out).
   __device__ __forceinline__ void Store(const UnitArguments& a, const UnitItem& item) const {
     const UnitProduct& product = a.products.product[item.product];
-    const int64_t row = item.row_tile * kItemRows + kUnitRows * first_unit_ + lane_ / 4;
-    const int64_t rows_left = product.n - row;  // this lane's: 64 i + 8 lower of them
+    const int64_t row = item.row_tile * kItemRows + kUnitRows * warp_ + lane_ / 4;
+    const int64_t rows_left = product.n - row;  // this lane's: kTileRows * i + 8 lower of them
     float bias[Shape::kWarpUnits][2] = {};
     if (product.bias != nullptr) {
 #pragma unroll
       for (int i = 0; i < 2 * Shape::kWarpUnits; ++i) {
-        const int down = 64 * (i / 2) + 8 * (i % 2);
+        const int down = kTileRows * (i / 2) + 8 * (i % 2);
         if (down < rows_left) bias[i / 2][i % 2] = product.bias[row + down];
       }
     }
     const int first_token = item.token_first + 2 * (lane_ % 4);
     const float* const scales = a.x.half_scale + first_token;
+    const float from_weights = 1 / weight_scale[0];  // the item is of one matrix
     float* out = product.out + first_token * product.out_stride + row;
     constexpr int kBatch = 4;  // pairs of tokens that are read before any is written
 #pragma unroll
@@ -88,6 +93,8 @@ class UnitSums {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         scale[i] = *reinterpret_cast<const float2*>(scales + 8 * (n + i));
+        scale[i].x *= from_weights;
+        scale[i].y *= from_weights;
       }
       StoreBatch<kBatch>(product, a.rows - first_token - 8 * n, rows_left, out, 4 * n, scale, bias);
       out += 8 * kBatch * product.out_stride;
@@ -126,7 +133,7 @@ class UnitSums {
   }
 
   // Values from `first` on of each unit: tokens 8 i and 8 i + 1 from `out` on, where there are so
-  // many left; rows 0 and 8 of each unit, 64 apart, likewise.
+  // many left; rows 0 and 8 of each unit, a tile apart, likewise.
   template <int kBatch>
   __device__ __forceinline__ void StoreBatch(const UnitProduct& product, int tokens_left,
                                              int64_t rows_left, float* out, int first,
@@ -141,7 +148,7 @@ class UnitSums {
         const float* const from = out + (8 * (i / 2) + i % 2) * product.out_stride;
 #pragma unroll
         for (int r = 0; r < kDown; ++r) {
-          const int down = 64 * (r / 2) + 8 * (r % 2);
+          const int down = kTileRows * (r / 2) + 8 * (r % 2);
           if (down < rows_left) before[i / 2][i % 2][r] = from[down];
         }
       }
@@ -149,11 +156,11 @@ class UnitSums {
 #pragma unroll
     for (int i = 0; i < 2 * kBatch; ++i) {
       if (8 * (i / 2) + i % 2 >= tokens_left) continue;
-      const float factor = (i % 2 == 0 ? scale[i / 2].x : scale[i / 2].y) * (1 / kUnitWeightScale);
+      const float factor = i % 2 == 0 ? scale[i / 2].x : scale[i / 2].y;
       float* const to = out + (8 * (i / 2) + i % 2) * product.out_stride;
 #pragma unroll
       for (int r = 0; r < kDown; ++r) {
-        const int down = 64 * (r / 2) + 8 * (r % 2);
+        const int down = kTileRows * (r / 2) + 8 * (r % 2);
         const float sum = value[r / 2][first + 4 * (i / 2) + 2 * (r % 2) + i % 2];
         if (down < rows_left)
           to[down] = sum * factor + bias[r / 2][r % 2] + before[i / 2][i % 2][r];
@@ -170,7 +177,7 @@ class UnitSums {
     return a.flags + block * Shape::kWarps + static_cast<uint32_t>(warp_);
   }
 
-  int first_unit_, warp_, lane_;
+  int warp_, lane_;
 };
 
 }  // namespace layercake::kernels::cuda

@@ -11,46 +11,6 @@ namespace {
 
 constexpr int kUnpackWarps = 8;
 
-// The planes of a unit as one lane of a warp reads them, 16 bytes at a time.
-template <WeightType kType>
-struct LanePlanes {
-  static constexpr UnitFormat kFormat = UnitFormatOf(kType);
-  static constexpr int kMain = kFormat.main == MainPlane::kNone   ? 0
-                               : kFormat.main == MainPlane::kByte ? 8
-                                                                  : 4;
-  static constexpr int kPair = kFormat.pair >= 0 ? 2 : 0;
-  static constexpr int kBit = kFormat.bit >= 0 ? 1 : 0;
-  uint32_t main[kMain + 1][4];
-  uint32_t pair[kPair + 1][4];
-  uint32_t bit[kBit + 1][4];
-
-  static __device__ void Load(const uint8_t* at, uint32_t (&words)[4]) {
-    const uint4 value = __ldg(reinterpret_cast<const uint4*>(at));
-    words[0] = value.x;
-    words[1] = value.y;
-    words[2] = value.z;
-    words[3] = value.w;
-  }
-
-  __device__ LanePlanes(const uint8_t* unit, int lane) {
-    const uint8_t* at = unit + 16 * lane;
-#pragma unroll
-    for (int i = 0; i < kMain; ++i) Load(at + 512 * i, main[i]);
-#pragma unroll
-    for (int i = 0; i < kPair; ++i) Load(at + kFormat.pair + 512 * i, pair[i]);
-#pragma unroll
-    for (int i = 0; i < kBit; ++i) Load(at + kFormat.bit, bit[i]);
-  }
-
-  __device__ PlaneWords Words(int j, int i) const {
-    PlaneWords words = {};
-    if constexpr (kMain > 0) words.main = main[j % kMain][i];
-    if constexpr (kPair > 0) words.pair = pair[j % 4 / 2][i];
-    if constexpr (kBit > 0) words.bit = bit[0][i];
-    return words;
-  }
-};
-
 template <bool kBf16>
 __device__ uint32_t RoundTwo(float first, float second) {
   if constexpr (kBf16) {

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/repack_kernel.h"
 
@@ -33,8 +34,27 @@ absl::Status CopyIn(const Context& context, void* to, const std::byte* from, siz
                     "copy weights to the device");
 }
 
-absl::Status CopyAndRepack(const Context& context, WeightType type, int64_t n, int64_t k,
-                           absl::Span<const std::byte> bytes, uint8_t* units) {
+// What the products by units need to know, measured by the device once the matrix is there; `room`
+// is free for it.
+absl::StatusOr<UnitRange> RangeOf(const Context& context, WeightType type, int64_t n, int64_t k,
+                                  const uint8_t* units, const DeviceArray& room) {
+  UnitRange range;
+  if (!HasUnitMatmul(type)) return range;
+  static_assert(sizeof(UnitRange) == 3 * sizeof(float));
+  LC_RETURN_IF_ERROR(
+      CudaStatus(MeasureUnitRange(context, type, n, k, reinterpret_cast<const std::byte*>(units),
+                                  room.as<float>()),
+                 "measure weights"));
+  LC_RETURN_IF_ERROR(CudaStatus(cudaMemcpyAsync(&range, room.address(), sizeof(range),
+                                                cudaMemcpyDeviceToHost, context.stream),
+                                "measure weights"));
+  LC_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(context.stream), "measure weights"));
+  return range;
+}
+
+absl::StatusOr<UnitRange> CopyAndRepack(const Context& context, WeightType type, int64_t n,
+                                        int64_t k, absl::Span<const std::byte> bytes,
+                                        uint8_t* units) {
   const size_t row_bytes = RowBytes(type, k);
   const auto tiles = static_cast<int64_t>(kPieceBytes / (row_bytes * kTileRows));
   const int64_t piece_rows = std::min(n, std::max<int64_t>(tiles, 1) * kTileRows);
@@ -50,7 +70,8 @@ absl::Status CopyAndRepack(const Context& context, WeightType type, int64_t n, i
         CudaStatus(LaunchRepack(context, type, n, k, piece.as<uint8_t>(), row, rows, units),
                    "repack weights"));
   }
-  return CudaStatus(cudaStreamSynchronize(context.stream), "bring weights in");
+  LC_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(context.stream), "bring weights in"));
+  return RangeOf(context, type, n, k, units, piece);
 }
 
 }  // namespace
@@ -63,13 +84,14 @@ absl::StatusOr<std::unique_ptr<CudaMatrix>> UploadMatrix(const Context& context,
       DeviceArray memory,
       DeviceArray::Allocate(context, static_cast<size_t>(device_bytes),
                             absl::StrCat("a matrix of ", n, " x ", k, " ", WeightTypeName(type))));
+  UnitRange range;
   if (UnitBytes(type) == 0) {
     LC_RETURN_IF_ERROR(CopyIn(context, memory.address(), bytes.data(), bytes.size()));
     LC_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(context.stream), "bring weights in"));
   } else {
-    LC_RETURN_IF_ERROR(CopyAndRepack(context, type, n, k, bytes, memory.as<uint8_t>()));
+    LC_ASSIGN_OR_RETURN(range, CopyAndRepack(context, type, n, k, bytes, memory.as<uint8_t>()));
   }
-  return std::make_unique<CudaMatrix>(type, n, k, std::move(memory));
+  return std::make_unique<CudaMatrix>(type, n, k, std::move(memory), range);
 }
 
 }  // namespace layercake::kernels::cuda
