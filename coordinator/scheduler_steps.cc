@@ -183,9 +183,11 @@ std::vector<Scheduler::Chunk> Scheduler::ChooseChunks(const StepShape& decodes, 
     // With those that went before, so that a prompt goes in even parts.
     if (prompt_rows_in_flight_ == 0) prompt_rows_begun_ = 0;
     const int64_t all = pending + prompt_rows_in_flight_;
-    const int64_t share = decoding_ == 0 && CostKnown()
-                              ? ChunkRows(pending + prompt_rows_begun_, longest, budget)
-                              : (all + flight_.wanted() - 1) / flight_.wanted();
+    int64_t share = (all + flight_.wanted() - 1) / flight_.wanted();
+    if (decoding_ == 0) {
+      const int64_t chunk = ChunkRows(pending + prompt_rows_begun_, longest, budget);
+      share = CostKnown() ? chunk : std::min(share, chunk);
+    }
     const double free = static_cast<double>(pool_.free_count()) / pool_.total();
     const double pressure = std::min(1.0, free / kScarce);
     budget = static_cast<int>(
@@ -246,6 +248,7 @@ int Scheduler::ChunkRows(int64_t rows, int longest, int most) const {
     const int64_t even = (rows + chunks - 1) / chunks;
     return static_cast<int>((even + kRowTile - 1) / kRowTile * kRowTile);
   };
+  const bool known = CostKnown();
   const int64_t least_chunks = (rows + most - 1) / most;
   const int64_t most_chunks = least_chunks * kMostChunks * options_.stages;
   int best = most;
@@ -256,9 +259,13 @@ int Scheduler::ChunkRows(int64_t rows, int longest, int most) const {
     // The first chunk passes every stage; the others follow at the pace of the slowest.
     const StepShape shape = ShapeOf(std::max(0, (longest - size) / 2), size, false);
     double way = 0;
-    for (const StepCostModel& cost : costs_) way += cost.Predict(shape);
-    const double seconds =
-        way + static_cast<double>((rows + size - 1) / size - 1) * SlowestStage(shape);
+    double slowest = 0;
+    for (const StepCostModel& cost : costs_) {
+      const double one = known ? cost.PredictUnseen(shape) : StepCostModel::Unmeasured(size);
+      way += one;
+      slowest = std::max(slowest, one);
+    }
+    const double seconds = way + static_cast<double>((rows + size - 1) / size - 1) * slowest;
     if (seconds < kLessByChunks * best_seconds) {
       best_seconds = seconds;
       best = size;

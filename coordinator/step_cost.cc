@@ -1,6 +1,7 @@
 #include "coordinator/step_cost.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace layercake::coordinator {
 namespace {
@@ -11,8 +12,10 @@ constexpr double kFade = 0.99;  // a sample's weight after one more
 // seem to cost a share of the fixed time.
 constexpr std::array<double, 5> kPull = {1e-4, 1e-2, 1e-3, 1e-3, 1e-4};
 constexpr double kTiny = 1e-9;
-constexpr size_t kRows = 0;       // of the terms
-constexpr int kClassMemory = 32;  // steps that a class's means are over
+constexpr size_t kRows = 0;  // of the terms
+// What rows cost on devices that nobody has measured: reading all weights as much as computing so
+// many rows (20 to 60 by data sheets, 60 to 90 as measured with quantised weights on an H200).
+constexpr double kRowsOfReading = 64;
 
 }  // namespace
 
@@ -36,31 +39,50 @@ size_t StepCostModel::ClassOf(double rows) {
   return index;
 }
 
-void StepCostModel::AddToClass(const StepShape& shape, double seconds) {
-  RowClass& rows = classes_[ClassOf(shape.rows)];
-  rows.steps = std::min(rows.steps + 1, kClassMemory);
-  const double weight = 1.0 / rows.steps;
-  rows.rows += weight * (shape.rows - rows.rows);
-  rows.seconds += weight * (seconds - rows.seconds);
-  const Terms terms = TermsOf(shape);
-  for (size_t i = 0; i < kTerms; ++i) rows.terms[i] += weight * (terms[i] - rows.terms[i]);
+void StepCostModel::AddToClass(size_t index, const Sample& sample) {
+  RowClass& rows = classes_[index];
+  std::array<Sample, kClassMemory>& latest = latest_[index];
+  latest[static_cast<size_t>(rows.steps++ % kClassMemory)] = sample;
+  const auto kept = static_cast<size_t>(std::min<int64_t>(rows.steps, kClassMemory));
+  // By what they took beside the line, as they may have read more or less.
+  std::array<std::pair<double, const Sample*>, kClassMemory> ordered;
+  for (size_t i = 0; i < kept; ++i) ordered[i] = {RatioOf(latest[i]), &latest[i]};
+  const size_t count = kept - (kept + 2) / 4;  // of 2: 1, of 3: 2, of 4: 3, ... of 16: 12
+  std::nth_element(ordered.begin(), ordered.begin() + count, ordered.begin() + kept,
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  rows.mean = {};
+  const double weight = 1.0 / static_cast<double>(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Sample& one = *ordered[i].second;
+    rows.mean.rows += weight * one.rows;
+    rows.mean.seconds += weight * one.seconds;
+    for (size_t t = 0; t < kTerms; ++t) rows.mean.terms[t] += weight * one.terms[t];
+  }
 }
 
 void StepCostModel::Add(const StepShape& shape, double seconds) {
   if (!(seconds > 0)) return;
-  AddToClass(shape, seconds);
-  Terms terms = TermsOf(shape);
-  for (double& term : terms) term /= seconds;
+  const Sample sample = {.rows = shape.rows, .seconds = seconds, .terms = TermsOf(shape)};
+  const size_t index = ClassOf(shape.rows);
+  const bool doubtful = classes_[index].steps == 0 && ready() && seconds > Predict(shape);
+  AddToClass(index, sample);
+  ++samples_;
+  if (!doubtful) AddToLine(sample);
+}
+
+void StepCostModel::AddToLine(const Sample& sample) {
+  Terms terms = sample.terms;
+  for (double& term : terms) term /= sample.seconds;
   for (size_t i = 0; i < kTerms; ++i) {
     for (size_t j = 0; j < kTerms; ++j) {
       normal_[i][j] = normal_[i][j] * kFade + terms[i] * terms[j];
     }
     right_[i] = right_[i] * kFade + terms[i];
   }
-  // The first guess lays everything to rows: so the first chunks of prompts are small, and their
-  // times are the variety that is needed. (Thought free, they would be as large as they may, and
-  // equally large ones would never show the error.)
-  if (samples_++ == 0 && terms[kRows] > 0) coefficients_[kRows] = 1 / terms[kRows];
+  // The first guess lays everything to rows: so the first chunks of prompts beside streams are
+  // small, and their times are the variety that is needed. (Thought free, they would be as large as
+  // they may, and equally large ones would never show the error.)
+  if (samples_ == 1 && terms[kRows] > 0) coefficients_[kRows] = 1 / terms[kRows];
   Fit();
 }
 
@@ -108,22 +130,26 @@ double StepCostModel::Line(const Terms& terms) const {
   return seconds;
 }
 
-double StepCostModel::RatioOf(const RowClass& rows) const {
-  const double line = Line(rows.terms);
-  return line > 0 ? rows.seconds / line : 1;
+double StepCostModel::RatioOf(const Sample& mean) const {
+  const double line = Line(mean.terms);
+  return line > 0 ? mean.seconds / line : 1;
 }
 
 double StepCostModel::Predict(const StepShape& shape) const {
+  return std::min(Predict(shape, 1), Predict(shape, 2));
+}
+
+double StepCostModel::Predict(const StepShape& shape, int64_t least_steps) const {
   const double line = Line(TermsOf(shape));
-  const RowClass* below = nullptr;
-  const RowClass* above = nullptr;
+  const Sample* below = nullptr;
+  const Sample* above = nullptr;
   for (const RowClass& rows : classes_) {
-    if (rows.steps == 0) continue;
-    if (rows.rows >= shape.rows) {
-      above = &rows;
+    if (rows.steps < least_steps) continue;
+    if (rows.mean.rows >= shape.rows) {
+      above = &rows.mean;
       break;
     }
-    below = &rows;
+    below = &rows.mean;
   }
   if (below == nullptr && above == nullptr) return line;
   if (below == nullptr) return line * RatioOf(*above);
@@ -136,6 +162,20 @@ double StepCostModel::Predict(const StepShape& shape) const {
   const double low = RatioOf(*below);
   const double high = RatioOf(*above);
   return std::clamp(line + beside, line * std::min(low, high), line * std::max(low, high));
+}
+
+double StepCostModel::Unmeasured(double rows) { return kRowsOfReading + rows; }
+
+double StepCostModel::PredictUnseen(const StepShape& shape) const {
+  const double thought = Predict(shape);
+  double largest = 0;
+  for (const RowClass& rows : classes_) {
+    if (rows.steps > 0) largest = rows.mean.rows;
+  }
+  if (largest == 0 || shape.rows <= largest) return thought;
+  StepShape seen = shape;
+  seen.rows = largest;
+  return std::min(thought, Predict(seen) * Unmeasured(shape.rows) / Unmeasured(largest));
 }
 
 }  // namespace layercake::coordinator

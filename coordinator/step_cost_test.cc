@@ -94,6 +94,47 @@ TEST(StepCostModel, TellsReadingFromAttending) {
   }
 }
 
+TEST(StepCostModel, BelievesThatASizeIsSlowWhenItWasSlowTwice) {
+  StepCostModel model;
+  for (int i = 0; i < 20; ++i) {
+    for (const int rows : {1, 128, 256}) {
+      const StepShape shape = ShapeOf(0, rows, rows == 1);
+      model.Add(shape, TrueSeconds(shape));
+    }
+  }
+  const StepShape large = ShapeOf(0, 512, false);
+  model.Add(large, 5 * TrueSeconds(large));  // kernels were loaded
+  EXPECT_LE(model.Predict(large), 1.1 * TrueSeconds(large));
+  EXPECT_LE(model.Predict(ShapeOf(0, 400, false)), 1.1 * TrueSeconds(large));
+  StepCostModel slow = model;
+  slow.Add(large, 5 * TrueSeconds(large));
+  EXPECT_NEAR(slow.Predict(large), 5 * TrueSeconds(large), TrueSeconds(large));
+  model.Add(large, TrueSeconds(large));
+  EXPECT_NEAR(model.Predict(large), TrueSeconds(large), 0.1 * TrueSeconds(large));
+}
+
+TEST(StepCostModel, StepsThatWereDisturbedDoNotCount) {
+  StepCostModel model;
+  for (int i = 0; i < 200; ++i) {
+    const StepShape shape = ShapeOf(10 * i, i % 2 == 0 ? 1 : 300, i % 2 == 0);
+    model.Add(shape, TrueSeconds(shape) * (i % 10 < 2 ? 2 : 1));
+  }
+  for (const StepShape& shape : {ShapeOf(1900, 1, true), ShapeOf(1900, 300, false)}) {
+    EXPECT_NEAR(model.Predict(shape), TrueSeconds(shape), 0.05 * TrueSeconds(shape));
+  }
+}
+
+TEST(StepCostModel, BeyondWhatItSawRowsMayBeThoughtCheap) {
+  StepCostModel model;
+  for (int i = 0; i < 50; ++i) model.Add(ShapeOf(i, 1, true), 3e-3);
+  EXPECT_LE(model.PredictUnseen(ShapeOf(0, 128, false)), 10e-3);
+  EXPECT_GE(model.PredictUnseen(ShapeOf(0, 128, false)), 6e-3);
+  EXPECT_GE(model.Predict(ShapeOf(0, 128, false)), 0.3) << "beside streams: dear until it was seen";
+  // What was seen is no guess.
+  for (int i = 0; i < 4; ++i) model.Add(ShapeOf(0, 256, false), 60e-3);
+  EXPECT_NEAR(model.PredictUnseen(ShapeOf(0, 256, false)), 60e-3, 6e-3);
+}
+
 TEST(StepCostModel, FollowsAStageThatBecomesSlower) {
   StepCostModel model;
   const StepShape decodes{.rows = 8, .samples = 8, .reads = 800};

@@ -1,6 +1,7 @@
 #include "simulation/digest_stage.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -77,6 +78,13 @@ void DigestStage::CopyBlocks(const stage_worker::BlockCopies& copies) {
   if (count > 0) device_.Charge(absl::Seconds(cost_.per_copy * count));
 }
 
+void DigestStage::Charge(const StepWork& work) {
+  const uint64_t size = uint64_t{1} << std::bit_width(static_cast<uint64_t>(work.rows) - 1);
+  const double first = (sizes_seen_ & size) == 0 ? cost_.first_of_size : 0;
+  sizes_seen_ |= size;
+  device_.Charge(absl::Seconds(cost_.SecondsOf(work) + first));
+}
+
 uint64_t& DigestStage::Entry(const stage_worker::StepSequence& sequence, int position) {
   const auto at = static_cast<size_t>(position);
   const auto block_tokens = static_cast<size_t>(limits_.kv_block_tokens);
@@ -122,7 +130,7 @@ absl::Status DigestStage::Run(const stage_worker::StepPlan& plan, std::vector<in
     result.add_tokens()->set_token(Draw(rows_[last], sequence.sampling.seed));
     output.results.push_back(std::move(result));
   }
-  if (rows > 0) device_.Charge(absl::Seconds(cost_.SecondsOf(work)));
+  if (rows > 0) Charge(work);
   if (limits_.last()) return absl::OkStatus();
 
   const std::string section = stage_worker::EncodeActivationSection(marks, kSimHidden);

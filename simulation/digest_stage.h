@@ -43,6 +43,8 @@ struct StageCost {
   double compute_sample = 0;
   double compute_read = 0;
   double per_copy = 0;  // of a block to host memory, or back; 0: nobody has measured it
+  // The first step of each size, by powers of two, takes so much longer: kernels are loaded.
+  double first_of_size = 0;
 
   double SecondsOf(const StepWork& work) const {
     const double read = fixed + per_row * work.rows + MeasuredSeconds(work.rows) +
@@ -73,6 +75,7 @@ class DigestStage final : public stage_worker::StepStage {
 
  private:
   void CopyBlocks(const stage_worker::BlockCopies& copies);
+  void Charge(const StepWork& work);
   uint64_t& Entry(const stage_worker::StepSequence& sequence, int position);
   uint64_t ReadContext(const stage_worker::StepSequence& sequence, int position);
 
@@ -83,6 +86,7 @@ class DigestStage final : public stage_worker::StepStage {
   std::vector<uint64_t> cache_;  // (kv_blocks, kv_block_tokens)
   std::vector<uint64_t> saved_;  // (host_kv_blocks, kv_block_tokens)
   std::vector<uint64_t> rows_;   // of the step: what came from upstream, then what goes down
+  uint64_t sizes_seen_ = 0;      // a bit for each power of two
 };
 
 // The tokens that follow `prompt`, `count` of them, drawn with `seed`.

@@ -44,6 +44,15 @@ class Bench {
     streams_.push_back(streams);
   }
 
+  // One request, after which the next follows so many seconds later: its warm-up.
+  void Ask(int prompt, int tokens, double pause) {
+    SimRequest request;
+    request.at = at_;
+    request.request = SimPrompt(RandomTokens(random_, prompt), tokens, random_.Next());
+    requests_.push_back(std::move(request));
+    at_ += pause;
+  }
+
   void Run(const SimOptions& options) {
     const auto tokenizer = MakeSimTokenizer();
     Simulation simulation(options, *tokenizer, 1);
@@ -120,6 +129,7 @@ double RoundOf(const SimOptions& options, int streams, int micro_batches) {
 std::string NameOf(int stages, Kernels kernels, bool ahead) {
   const std::string steps = kernels == Kernels::kCliff   ? ", step at 17"
                             : kernels == Kernels::kTiles ? ", tiles"
+                            : kernels == Kernels::kWgmma ? ", wgmma"
                                                          : "";
   return std::to_string(stages) + " stages" + steps + (ahead ? ", ahead" : ", not ahead");
 }
@@ -209,13 +219,14 @@ TEST(GpuSizes, StreamsThatComeAndGoDoNotSplitOneStagesMicroBatch) {
   }
 }
 
-// (n + S - 1) * cost(rows / n), and what attention adds.
-double BestPrompt(const SimOptions& options, int prompt) {
+// (n + S - 1) * cost(rows / n), and what attention adds: for so many prompts one after the other.
+double BestPrompt(const SimOptions& options, int prompt, int prompts = 1) {
   double best = 1e9;
-  for (int n = (prompt + 2047) / 2048; n <= 64; ++n) {
+  const int all = prompts * prompt;
+  for (int n = (all + 2047) / 2048; n <= 64 * prompts; ++n) {
     double way = 0;
     double slowest = 0;
-    const double rows = static_cast<double>(prompt) / n;
+    const double rows = static_cast<double>(all) / n;
     for (const StageCost& stage : options.stages) {
       const double seconds =
           stage.SecondsOf({.rows = rows, .reads = rows * prompt / 2, .entries = prompt / 2.0});
@@ -228,7 +239,8 @@ double BestPrompt(const SimOptions& options, int prompt) {
 }
 
 TEST(GpuPrompts, OneLongPromptKeepsAllStagesBusy) {
-  for (const Kernels kernels : {Kernels::kCliff, Kernels::kLevel, Kernels::kTiles}) {
+  for (const Kernels kernels :
+       {Kernels::kCliff, Kernels::kLevel, Kernels::kTiles, Kernels::kWgmma}) {
     for (const int stages : {1, 2, 4}) {
       const SimOptions options = MeasuredChain(stages, kernels);
       Bench bench;
@@ -266,6 +278,60 @@ TEST(GpuPrompts, ManyPromptsFillTheChainByThemselvesAndGoInLargeChunks) {
                   NameOf(stages, kernels, true).c_str(), short_ones, long_ones);
       EXPECT_GE(short_ones, 0.75 * 64 * 128 / BestPrompt(options, 64 * 128)) << stages;
       EXPECT_GE(long_ones, 0.8 * (kernels == Kernels::kCliff ? 7000 : 9000) * stages) << stages;
+    }
+  }
+}
+
+// Nothing has been measured then.
+TEST(GpuPrompts, TheFirstOneOfAChainIsCutWell) {
+  for (const int stages : {2, 4}) {
+    const SimOptions options = MeasuredChain(stages, Kernels::kWgmma);
+    Bench bench;
+    bench.Measure(1, 2048, 4);
+    bench.Run(options);
+    const double rate = bench.TimesOf(0).prompt_per_second;
+    std::printf("| %s | first of all, 2,048 | %.0f tok/s | best %.0f |\n",
+                NameOf(stages, Kernels::kWgmma, true).c_str(), rate,
+                2048 / BestPrompt(options, 2048));
+    EXPECT_GE(rate, 0.9 * 2048 / BestPrompt(options, 2048)) << stages;
+  }
+}
+
+// Rows seem to cost as much as all of a step when only steps of one row were measured.
+TEST(GpuPrompts, OneBehindShortAnswersIsNotCutIntoCrumbs) {
+  for (const int prompt : {128, 2048}) {
+    const SimOptions options = MeasuredChain(2, Kernels::kWgmma);
+    Bench bench;
+    for (int i = 0; i < 2; ++i) bench.Ask(5, 64, 1.5);
+    bench.Measure(1, prompt, 4);
+    bench.Run(options);
+    const double rate = bench.TimesOf(0).prompt_per_second;
+    std::printf("| 2 stages, wgmma, behind short answers | %d | %.0f tok/s | best %.0f |\n", prompt,
+                rate, prompt / BestPrompt(options, prompt));
+    EXPECT_GE(rate, 0.85 * prompt / BestPrompt(options, prompt)) << prompt;
+  }
+}
+
+// The first step of a size takes much longer, for whatever reason: no reason to keep away from the
+// size for ever.
+TEST(GpuPrompts, SizesThatWereSlowTheFirstTimeAreTriedAgain) {
+  for (const double first : {0.0, 0.01, 0.03, 0.1}) {
+    SimOptions options = MeasuredChain(2, Kernels::kWgmma);
+    for (StageCost& stage : options.stages) stage.first_of_size = first;
+    Bench bench;
+    bench.Ask(2048, 4, 0.25 + 20 * first);
+    const std::vector<std::pair<int, int>> loads = {{1, 2048}, {8, 4096}, {1, 4096}, {8, 4096}};
+    for (const auto& [streams, prompt] : loads) bench.Measure(streams, prompt, 4);
+    bench.Run(options);
+    for (size_t i = 0; i < loads.size(); ++i) {
+      const auto& [streams, prompt] = loads[i];
+      const double rate = bench.TimesOf(i).prompt_per_second;
+      const double best = streams * prompt / BestPrompt(options, prompt, streams);
+      std::printf(
+          "| 2 stages, wgmma, first steps %.0f ms longer | %d of %d | %.0f tok/s | best %.0f |\n",
+          1e3 * first, streams, prompt, rate, best);
+      // Eight at once may meet a size that nobody has seen yet.
+      EXPECT_GE(rate, (streams > 1 && i < 3 ? 0.8 : 0.9) * best) << streams << " of " << prompt;
     }
   }
 }

@@ -73,6 +73,42 @@ void AddHostBlocks(base::Random& random, SimOptions& options) {
   for (StageCost& stage : options.stages) stage.per_copy = 1e-6 * (0.1 + random.Unit());
 }
 
+// Microseconds of one layer by rows, behind 512 tokens.
+std::vector<MeasuredStep> LayerSteps(Kernels kernels) {
+  switch (kernels) {
+    case Kernels::kCliff:
+      return {{1, 100},  {4, 102},   {8, 113},   {16, 152},   {17, 270},    {32, 276},
+              {64, 375}, {128, 568}, {256, 923}, {512, 1333}, {1024, 2306}, {2048, 4210}};
+    case Kernels::kLevel:
+      return {{1, 100},   {4, 102},   {8, 113},   {16, 152},    {32, 170},   {64, 220},
+              {128, 330}, {256, 480}, {512, 850}, {1024, 1650}, {2048, 3300}};
+    case Kernels::kTiles:
+      // Products in tiles of 128 rows, the last of which may be a half.
+      return {{1, 98},     {8, 113},    {16, 153},   {32, 191},    {64, 250},
+              {128, 306},  {192, 420},  {256, 504},  {288, 606},   {320, 700},
+              {384, 701},  {416, 900},  {512, 950},  {576, 1140},  {640, 1165},
+              {704, 1380}, {768, 1390}, {832, 1600}, {1024, 1860}, {2048, 3750}};
+    case Kernels::kWgmma:
+      // Prompts' without what attention to themselves costs. Powers of two were measured, what lies
+      // between goes as the tiles before.
+      return {{1, 94},     {8, 104},    {16, 119},   {32, 150},    {64, 195},
+              {128, 330},  {192, 437},  {256, 522},  {288, 590},   {320, 660},
+              {384, 664},  {416, 830},  {512, 872},  {576, 1065},  {640, 1090},
+              {704, 1310}, {768, 1330}, {832, 1560}, {1024, 1818}, {2048, 3494}};
+  }
+  return {};
+}
+
+// Of 64, by stage.
+std::vector<int> LayersOf(int stages, Kernels kernels) {
+  std::vector<int> layers(static_cast<size_t>(stages), 64 / stages);
+  if (kernels == Kernels::kWgmma && stages > 1) {  // the head is as much as one and a half
+    ++layers.front();
+    --layers.back();
+  }
+  return layers;
+}
+
 }  // namespace
 
 SimOptions GpuChain(int stages) {
@@ -96,29 +132,19 @@ SimOptions GpuChain(int stages) {
 }
 
 SimOptions MeasuredChain(int stages, Kernels kernels) {
-  // Microseconds of one layer by rows, behind 512 tokens; of 64 layers.
-  const std::vector<MeasuredStep> cliff = {{1, 100},   {4, 102},    {8, 113},     {16, 152},
-                                           {17, 270},  {32, 276},   {64, 375},    {128, 568},
-                                           {256, 923}, {512, 1333}, {1024, 2306}, {2048, 4210}};
-  const std::vector<MeasuredStep> level = {{1, 100},   {4, 102},     {8, 113},    {16, 152},
-                                           {32, 170},  {64, 220},    {128, 330},  {256, 480},
-                                           {512, 850}, {1024, 1650}, {2048, 3300}};
-  // Products in tiles of 128 rows, the last of which may be a half.
-  const std::vector<MeasuredStep> tiles = {
-      {1, 98},     {8, 113},    {16, 153},   {32, 191},   {64, 250},    {128, 306},  {192, 420},
-      {256, 504},  {288, 606},  {320, 700},  {384, 701},  {416, 900},   {512, 950},  {576, 1140},
-      {640, 1165}, {704, 1380}, {768, 1390}, {832, 1600}, {1024, 1860}, {2048, 3750}};
-  const double layers = 64.0 / stages;
+  const std::vector<int> layers = LayersOf(stages, kernels);
   SimOptions options = GpuChain(stages);
-  // Beside the rows: what attention to further tokens costs, of which a decoded row reads all once
-  // and a chunk's rows share the reading.
-  StageCost cost = {.per_read = 1.7e-10 * layers, .per_entry = 1e-9 * layers};
-  for (const MeasuredStep& step : kernels == Kernels::kCliff   ? cliff
-                                  : kernels == Kernels::kLevel ? level
-                                                               : tiles) {
-    cost.measured.push_back({step.rows, step.seconds * 1e-6 * layers});
+  for (int stage = 0; stage < stages; ++stage) {
+    const double count = layers[static_cast<size_t>(stage)];
+    // Beside the rows: what attention to further tokens costs, of which a decoded row reads all
+    // once and a chunk's rows share the reading.
+    const double read = kernels == Kernels::kWgmma ? 6e-11 : 1.7e-10;
+    StageCost cost = {.per_read = read * count, .per_entry = 1e-9 * count};
+    for (const MeasuredStep& step : LayerSteps(kernels)) {
+      cost.measured.push_back({step.rows, step.seconds * 1e-6 * count});
+    }
+    options.stages[static_cast<size_t>(stage)] = cost;
   }
-  options.stages.assign(static_cast<size_t>(stages), cost);
   options.stages.back().fixed = 3e-4;  // the head
   options.hop_seconds = 85e-6;
   options.session_seconds = 200e-6;

@@ -15,8 +15,9 @@ SimOptions GpuChain(int stages);
 // Stages of Qwen2.5-32B Q4_K_M on an H200 each, as measured (docs/performance.md): a step is nearly
 // flat up to 16 rows. kCliff: one of 17 rows takes nearly twice as long (rows 17 and more on other
 // kernels); kLevel: as with kernels that share what they unpack among more rows; kTiles: as
-// measured since, the products of prompts in tiles of 128 rows, so that 416 rows take what 512 do.
-enum class Kernels { kCliff, kLevel, kTiles };
+// measured since, the products of prompts in tiles of 128 rows, so that 416 rows take what 512 do;
+// kWgmma: the same on Hopper's own tensor core instructions.
+enum class Kernels { kCliff, kLevel, kTiles, kWgmma };
 SimOptions MeasuredChain(int stages, Kernels kernels);
 
 // `count` requests at once, prompts of 32 tokens, `tokens` of output each.
