@@ -1,5 +1,5 @@
-// The kernels for bf16 and q8_0 caches and for Hopper, as the launchers for all caches choose among
-// them.
+// The kernels of other files (bf16 and q8_0 caches, the usual heads, Hopper), as the launchers for
+// all caches choose among them.
 #pragma once
 
 #include "kernels/cuda/attention.h"
@@ -12,6 +12,8 @@ struct DecodeChoice {
   int shared_bytes = 0;
 };
 DecodeChoice ChooseBf16Decode(KvElement element, int head_dim);
+// For `group` query heads to a kv head.
+DecodeChoice ChooseDirectDecode(KvElement element, int head_dim, int group);
 
 using TiledKernel = void (*)(StepView, KvView, AttentionArguments);
 struct TiledChoice {

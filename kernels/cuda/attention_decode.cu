@@ -160,8 +160,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   MergeWarps<kHeadDim, Shape::kBuffers * Shape::kStageBytes>(cache, a, block, step.splits, buffers);
   if (block.splits > 1) {
-    Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared + Shape::kQueryBytes),
-            (Shape::kSharedBytes - Shape::kQueryBytes) / 4);
+    Combine(cache, a, block, step.splits);
   }
 }
 
@@ -192,7 +191,6 @@ struct PlainQ8Head {
 template <typename Head>
 __global__ void __launch_bounds__(kThreads)
     PlainAttentionKernel(StepView step, KvView cache, AttentionArguments a, int first_row) {
-  extern __shared__ __align__(128) char shared[];
   __shared__ int64_t offsets[kSplitTokens];
   __shared__ float weights[kSplitTokens];
   __shared__ float reduced[kWarps];
@@ -251,7 +249,7 @@ __global__ void __launch_bounds__(kThreads)
     if (block.splits > 1 && tid == 0) parts.states[part] = make_float2(max, sum);
   }
   if (block.splits > 1) {
-    Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared), step.splits);
+    Combine(cache, a, block, step.splits);
   }
 }
 
@@ -286,21 +284,23 @@ DecodeKernel PlainFor(KvElement element) {
   return PlainAttentionKernel<PlainQ8Head>;
 }
 
-DecodeChoice Choose(const Context& context, const KvView& cache, int group, int splits) {
+bool Fits(const Context& context, const DecodeChoice& choice) {
+  return choice.kernel != nullptr &&
+         choice.shared_bytes + kStaticSharedBytes <= context.max_shared_bytes;
+}
+
+DecodeChoice Choose(const Context& context, const KvView& cache, int group) {
+  const DecodeChoice direct = ChooseDirectDecode(cache.element, cache.head_dim, group);
+  if (Fits(context, direct)) return direct;
   const bool half = cache.element == KvElement::kFloat16 && cache.head_dim % 8 == 0;
   const DecodeChoice shaped = half ? ShapedFor(cache.head_dim, group <= 8)
                                    : ChooseBf16Decode(cache.element, cache.head_dim);
-  const bool takes = shaped.kernel != nullptr &&
-                     shaped.shared_bytes + kStaticSharedBytes <= context.max_shared_bytes;
-  return takes ? shaped : DecodeChoice{PlainFor(cache.element), splits * 4};
+  return Fits(context, shaped) ? shaped : DecodeChoice{PlainFor(cache.element), 0};
 }
 
 // OK too for kernels that the device cannot run.
 cudaError_t Allow(const Context& context, const DecodeChoice& choice) {
-  if (choice.kernel == nullptr ||
-      choice.shared_bytes + kStaticSharedBytes > context.max_shared_bytes) {
-    return cudaSuccess;
-  }
+  if (!Fits(context, choice)) return cudaSuccess;
   return AllowSharedBytes(choice.kernel, static_cast<size_t>(choice.shared_bytes));
 }
 
@@ -338,15 +338,15 @@ cudaError_t PrepareDecodeAttention(const Context& context) {
 cudaError_t LaunchDecodeAttention(const Context& context, const StepView& step, const KvView& cache,
                                   const AttentionArguments& arguments) {
   const int group = arguments.heads / cache.kv_heads;
-  const DecodeChoice choice = Choose(context, cache, group, step.splits);
+  const DecodeChoice choice = Choose(context, cache, group);
   const int chunks = (group + kHeadsPerBlock - 1) / kHeadsPerBlock;
   const int per_launch =
       AttentionRowsPerLaunch(arguments.parts_bytes, arguments.heads, cache.head_dim, step.splits);
   for (int first = 0; first < step.decode_count; first += per_launch) {
     const int rows =
         step.decode_count - first < per_launch ? step.decode_count - first : per_launch;
-    const dim3 grid(static_cast<unsigned>(step.splits),
-                    static_cast<unsigned>(cache.kv_heads * chunks), static_cast<unsigned>(rows));
+    const dim3 grid(static_cast<unsigned>(cache.kv_heads * chunks),
+                    static_cast<unsigned>(step.splits), static_cast<unsigned>(rows));
     const cudaError_t error =
         Launch(context, grid, dim3(kThreads), static_cast<size_t>(choice.shared_bytes),
                choice.kernel, step, cache, arguments, first);

@@ -33,71 +33,99 @@ struct PartsView {
 // then is zero again. Writes before it are visible to that block.
 __device__ inline bool ArriveLast(int32_t* counter, int count) {
   __shared__ int is_last;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // for all writes that the barrier has shown this thread
     is_last = atomicAdd(counter, 1) == count - 1 ? 1 : 0;
     if (is_last != 0) *counter = 0;
+    __threadfence();
   }
   __syncthreads();
-  if (is_last != 0) __threadfence();
   return is_last != 0;
 }
 
+__device__ __forceinline__ void Scale(float2& value, float by) {
+  value.x *= by;
+  value.y *= by;
+}
+__device__ __forceinline__ void Scale(float4& value, float by) {
+  value.x *= by;
+  value.y *= by;
+  value.z *= by;
+  value.w *= by;
+}
+__device__ __forceinline__ void AddScaled(float2& sum, float by, const float2& value) {
+  sum.x += by * value.x;
+  sum.y += by * value.y;
+}
+__device__ __forceinline__ void AddScaled(float4& sum, float by, const float4& value) {
+  sum.x += by * value.x;
+  sum.y += by * value.y;
+  sum.z += by * value.z;
+  sum.w += by * value.w;
+}
+
 // The results of `heads` heads from their parts, in ascending order of splits: outputs and states
-// of head h begin at h * stride splits, out at h * head_dim. The whole block takes part; `weights`:
-// shared memory for `capacity` floats, at least `splits`. head_dim is even.
+// of head h begin at h * stride splits, out at h * head_dim. The whole block takes part, a thread
+// with a Vector of dimensions at a time; it asks for several parts and their states at once.
+template <typename Vector>
 __device__ inline void CombineHeads(const float* outputs, const float2* states, int heads,
-                                    int stride, int splits, int head_dim, float* weights,
-                                    int capacity, float* out) {
-  __shared__ float totals[kHeadsPerBlock];
-  const int tid = static_cast<int>(threadIdx.x);
-  const int lane = tid % 32;
-  const int per_pass = min(heads, max(1, capacity / splits));
-  for (int first = 0; first < heads; first += per_pass) {
-    const int count = min(per_pass, heads - first);
-    __syncthreads();  // the last pass's weights are used up
-    for (int h = tid / 32; h < count; h += static_cast<int>(blockDim.x) / 32) {
-      const float2* const own = states + static_cast<int64_t>(first + h) * stride;
-      float max = -INFINITY;
-      for (int s = lane; s < splits; s += 32) max = fmaxf(max, __ldcg(&own[s].x));
-      for (int mask = 16; mask > 0; mask /= 2) {
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, mask));
+                                    int stride, int splits, int head_dim, float* out) {
+  constexpr int kTogether = 8;
+  constexpr int kWidth = static_cast<int>(sizeof(Vector) / sizeof(float));
+  const int vectors = head_dim / kWidth;
+  for (int i = static_cast<int>(threadIdx.x); i < heads * vectors; i += kThreads) {
+    const int64_t h = i / vectors;
+    const int d = i % vectors * kWidth;
+    const float* const own = outputs + h * stride * head_dim + d;
+    float max = -INFINITY;
+    float sum = 0;
+    Vector value = {};
+    for (int first = 0; first < splits; first += kTogether) {
+      Vector parts[kTogether];
+      float2 part_states[kTogether];
+      float new_max = max;
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) {
+        part_states[s] = make_float2(-INFINITY, 0);
+        if (first + s >= splits) continue;
+        part_states[s] = __ldcg(states + h * stride + first + s);
+        parts[s] = __ldcg(
+            reinterpret_cast<const Vector*>(own + static_cast<int64_t>(first + s) * head_dim));
       }
-      float sum = 0;
-      for (int s = lane; s < splits; s += 32) {
-        const float2 state = __ldcg(&own[s]);
-        const float weight = exp2f(state.x - max);
-        weights[h * splits + s] = weight;
-        sum += weight * state.y;
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) new_max = fmaxf(new_max, part_states[s].x);
+      const float factor = exp2f(max - new_max);
+      max = new_max;
+      sum *= factor;
+      Scale(value, factor);
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) {
+        if (first + s >= splits) continue;
+        const float weight = exp2f(part_states[s].x - max);
+        sum += weight * part_states[s].y;
+        AddScaled(value, weight, parts[s]);
       }
-      for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-      if (lane == 0) totals[h] = sum;
     }
-    __syncthreads();
-    const int pairs = head_dim / 2;
-    for (int i = tid; i < count * pairs; i += static_cast<int>(blockDim.x)) {
-      const int h = i / pairs;
-      const int d = i % pairs * 2;
-      const float* const own = outputs + static_cast<int64_t>(first + h) * stride * head_dim + d;
-      float x = 0;
-      float y = 0;
-#pragma unroll 8
-      for (int s = 0; s < splits; ++s) {
-        const float2 part =
-            __ldcg(reinterpret_cast<const float2*>(own + static_cast<int64_t>(s) * head_dim));
-        const float weight = weights[h * splits + s];
-        x += weight * part.x;
-        y += weight * part.y;
-      }
-      *reinterpret_cast<float2*>(out + static_cast<int64_t>(first + h) * head_dim + d) =
-          make_float2(x / totals[h], y / totals[h]);
-    }
+    Vector result = {};
+    AddScaled(result, 1 / sum, value);
+    *reinterpret_cast<Vector*>(out + h * head_dim + d) = result;
   }
 }
 
+// A load that stays where it stands: the compiler would move it behind the branch that another
+// load is waited for in.
+__device__ __forceinline__ int32_t LoadNow(const int32_t* from) {
+  int32_t to;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(to) : "l"(from));
+  return to;
+}
+
+// What a block of the grid (kv heads' groups of query heads, splits, rows) takes. Blocks of all kv
+// heads stand together: what they read lies side by side in the cache.
 struct DecodeBlock {
   int row;        // of the step
+  int sequence;   // its table
   int local_row;  // of the launch
   int split;
   int splits;  // of this row
@@ -111,13 +139,14 @@ struct DecodeBlock {
   __device__ DecodeBlock(const StepView& step, const KvView& cache, int heads, int first_row) {
     const int group = heads / cache.kv_heads;
     const int chunks = (group + kHeadsPerBlock - 1) / kHeadsPerBlock;
-    split = static_cast<int>(blockIdx.x);
-    kv_head = static_cast<int>(blockIdx.y) / chunks;
-    const int chunk = static_cast<int>(blockIdx.y) % chunks;
+    split = static_cast<int>(blockIdx.y);
+    kv_head = static_cast<int>(blockIdx.x) / chunks;
+    const int chunk = static_cast<int>(blockIdx.x) % chunks;
     first_head = kv_head * group + chunk * kHeadsPerBlock;
     head_count = min(kHeadsPerBlock, group - chunk * kHeadsPerBlock);
     local_row = static_cast<int>(blockIdx.z);
     row = step.decode_rows[first_row + local_row];
+    sequence = LoadNow(step.table_index + row);
     const int length = step.kv_position[row] + 1;
     splits = (length + kSplitTokens - 1) / kSplitTokens;
     first_position = split * kSplitTokens;
@@ -126,25 +155,32 @@ struct DecodeBlock {
   }
 };
 
-// Element offsets of the split's positions of one kv head into keys and values.
+__device__ inline const int32_t* TableOf(const StepView& step, const DecodeBlock& block) {
+  return step.tables + static_cast<int64_t>(block.sequence) * step.table_stride;
+}
+
+// From the first key (or value), in elements: where the block's kv head has a position of the row.
+__device__ inline int64_t HeadOffset(const KvView& cache, const DecodeBlock& block,
+                                     const int32_t* table, int position) {
+  const int64_t id = table[position / cache.block_tokens];
+  return ((id * cache.kv_heads + block.kv_head) * cache.block_tokens +
+          position % cache.block_tokens) *
+         cache.head_dim;
+}
+
+// The same for all positions of the split.
 __device__ inline void FillOffsets(const StepView& step, const KvView& cache,
                                    const DecodeBlock& block, int64_t* offsets) {
-  const int32_t* table =
-      step.tables + static_cast<int64_t>(step.table_index[block.row]) * step.table_stride;
+  const int32_t* table = TableOf(step, block);
   for (int i = static_cast<int>(threadIdx.x); i < block.positions; i += kThreads) {
-    const int position = block.first_position + i;
-    const int64_t id = table[position / cache.block_tokens];
-    offsets[i] = ((id * cache.kv_heads + block.kv_head) * cache.block_tokens +
-                  position % cache.block_tokens) *
-                 cache.head_dim;
+    offsets[i] = HeadOffset(cache, block, table, block.first_position + i);
   }
 }
 
 // The same for q8_0 caches: bytes to the integers (Q8ValueOffset).
 __device__ inline void FillQ8Offsets(const StepView& step, const KvView& cache,
                                      const DecodeBlock& block, int64_t* offsets) {
-  const int32_t* table =
-      step.tables + static_cast<int64_t>(step.table_index[block.row]) * step.table_stride;
+  const int32_t* table = TableOf(step, block);
   for (int i = static_cast<int>(threadIdx.x); i < block.positions; i += kThreads) {
     const int position = block.first_position + i;
     offsets[i] = Q8ValueOffset(cache, table[position / cache.block_tokens], block.kv_head,
@@ -153,18 +189,24 @@ __device__ inline void FillQ8Offsets(const StepView& step, const KvView& cache,
 }
 
 // After the parts of this block's heads are written: the last block of the row adds them up.
+// head_dim is even.
 __device__ inline void Combine(const KvView& cache, const AttentionArguments& a,
-                               const DecodeBlock& block, int splits_bound, float* weights,
-                               int capacity) {
+                               const DecodeBlock& block, int splits_bound) {
   const PartsView parts(a, static_cast<int>(gridDim.z), splits_bound, cache.head_dim);
-  int32_t* counter = a.counters + block.local_row * static_cast<int>(gridDim.y) + blockIdx.y;
+  int32_t* counter = a.counters + block.local_row * static_cast<int>(gridDim.x) + blockIdx.x;
   if (!ArriveLast(counter, block.splits)) return;
   const int64_t head =
       (static_cast<int64_t>(block.local_row) * a.heads + block.first_head) * splits_bound;
-  CombineHeads(
-      parts.outputs + head * cache.head_dim, parts.states + head, block.head_count, splits_bound,
-      block.splits, cache.head_dim, weights, capacity,
-      a.out + (static_cast<int64_t>(block.row) * a.heads + block.first_head) * cache.head_dim);
+  const float* outputs = parts.outputs + head * cache.head_dim;
+  float* out =
+      a.out + (static_cast<int64_t>(block.row) * a.heads + block.first_head) * cache.head_dim;
+  if (cache.head_dim % 4 == 0) {
+    CombineHeads<float4>(outputs, parts.states + head, block.head_count, splits_bound, block.splits,
+                         cache.head_dim, out);
+  } else {
+    CombineHeads<float2>(outputs, parts.states + head, block.head_count, splits_bound, block.splits,
+                         cache.head_dim, out);
+  }
 }
 
 // A warp's state to shared memory, as MergeWarps reads it: kHeadsPerBlock outputs of kHeadDim, as

@@ -271,6 +271,10 @@ constexpr Shape kShapes[] = {
     {.heads = 4, .kv_heads = 1, .head_dim = 176},
     {.heads = 20, .kv_heads = 1, .head_dim = 72},
     {.heads = 4, .kv_heads = 2, .head_dim = 18},
+    {.heads = 14, .kv_heads = 2, .head_dim = 128, .block_tokens = 7},
+    {.heads = 16, .kv_heads = 1, .head_dim = 128},
+    {.heads = 10, .kv_heads = 2, .head_dim = 120},
+    {.heads = 4, .kv_heads = 2, .head_dim = 40},
     {.heads = 4, .kv_heads = 2, .head_dim = 64, .element = KvElement::kFloat32},
     {.element = KvElement::kBfloat16},
     {.heads = 9, .kv_heads = 3, .block_tokens = 32, .element = KvElement::kBfloat16},
@@ -282,6 +286,8 @@ constexpr Shape kShapes[] = {
      .element = KvElement::kBfloat16},
     {.heads = 6, .kv_heads = 2, .head_dim = 256, .element = KvElement::kBfloat16},
     {.heads = 20, .kv_heads = 1, .head_dim = 72, .element = KvElement::kBfloat16},
+    {.heads = 16, .kv_heads = 1, .head_dim = 128, .element = KvElement::kBfloat16},
+    {.heads = 4, .kv_heads = 2, .head_dim = 56, .element = KvElement::kBfloat16},
     {.heads = 4, .kv_heads = 2, .head_dim = 18, .element = KvElement::kBfloat16},
     {.element = KvElement::kQ8_0},
     {.heads = 9, .kv_heads = 3, .block_tokens = 32, .element = KvElement::kQ8_0},
@@ -311,6 +317,20 @@ TEST_F(AttentionTest, DecodesLikeFloat64) {
     SCOPED_TRACE(Describe(shape));
     Make(shape, {{1, 300, 17, 256, 257, 1030}, {1, 3, 1, 1, 1, 2}});
     EXPECT_LT(RelativeError(Run(), Reference()), Tolerance(shape, /*prompt=*/false));
+  }
+}
+
+// More parts than a warp has lanes.
+TEST_F(AttentionTest, AddsUpManyParts) {
+  SCOPED_TRACE(absl::StrCat("seed ", kSeed));
+  for (const KvElement element : {KvElement::kFloat16, KvElement::kBfloat16, KvElement::kQ8_0}) {
+    for (const int head_dim : {64, 128, 192}) {
+      const Shape shape = {
+          .heads = 8, .kv_heads = 1, .head_dim = head_dim, .block_tokens = 48, .element = element};
+      SCOPED_TRACE(Describe(shape));
+      Make(shape, {{256 * 8, 256 * 9 + 1, 256 * 41 + 100}, {1, 1, 1}});
+      EXPECT_LT(RelativeError(Run(), Reference()), Tolerance(shape, /*prompt=*/false));
+    }
   }
 }
 
