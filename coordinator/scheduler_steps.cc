@@ -16,8 +16,10 @@ constexpr double kScarce = 0.1;
 
 constexpr int kShareSlack = 8;  // an eighth
 
-// Chunks of prompts are multiples of it: kernels compute rows by tiles.
+// Chunks of prompts are multiples of it: kernels compute rows by tiles, many rows by large ones.
 constexpr int kRowTile = 16;
+constexpr int kLargeRowTile = 128;
+constexpr int kManyRows = 256;
 
 // For each stage and full micro-batch, how many chunks are thought of at most; and what a smaller
 // chunk has to save.
@@ -246,7 +248,8 @@ int Scheduler::ChunkRows(int64_t rows, int longest, int most) const {
   if (options_.stages == 1) return most;  // nobody waits for the first chunk
   const auto chunk_of = [rows](int64_t chunks) {
     const int64_t even = (rows + chunks - 1) / chunks;
-    return static_cast<int>((even + kRowTile - 1) / kRowTile * kRowTile);
+    const int tile = even > kManyRows ? kLargeRowTile : kRowTile;
+    return static_cast<int>((even + tile - 1) / tile * tile);
   };
   const bool known = CostKnown();
   const int64_t least_chunks = (rows + most - 1) / most;
@@ -257,7 +260,9 @@ int Scheduler::ChunkRows(int64_t rows, int longest, int most) const {
        chunks += std::max<int64_t>(1, chunks / 8)) {
     const int size = std::min(chunk_of(chunks), most);
     // The first chunk passes every stage; the others follow at the pace of the slowest.
-    const StepShape shape = ShapeOf(std::max(0, (longest - size) / 2), size, false);
+    StepShape shape = ShapeOf(std::max(0, (longest - size) / 2), size, false);
+    // Rows of several prompts attend each to their own.
+    shape.reads = std::min(shape.reads, size * (longest + 1) / 2.0);
     double way = 0;
     double slowest = 0;
     for (const StepCostModel& cost : costs_) {

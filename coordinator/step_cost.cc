@@ -16,6 +16,8 @@ constexpr size_t kRows = 0;  // of the terms
 // What rows cost on devices that nobody has measured: reading all weights as much as computing so
 // many rows (20 to 60 by data sheets, 60 to 90 as measured with quantised weights on an H200).
 constexpr double kRowsOfReading = 64;
+// What is only thought has to be better by this much than what was seen.
+constexpr double kDoubt = 1.05;
 
 }  // namespace
 
@@ -173,9 +175,9 @@ double StepCostModel::PredictUnseen(const StepShape& shape) const {
     if (rows.steps > 0) largest = rows.mean.rows;
   }
   if (largest == 0 || shape.rows <= largest) return thought;
-  StepShape seen = shape;
-  seen.rows = largest;
-  return std::min(thought, Predict(seen) * Unmeasured(shape.rows) / Unmeasured(largest));
+  const StepShape seen = shape.Times(largest / shape.rows);
+  const double growth = Unmeasured(shape.rows) / Unmeasured(largest);
+  return kDoubt * std::min(thought, Predict(seen) * growth);
 }
 
 }  // namespace layercake::coordinator

@@ -14,9 +14,6 @@ namespace {
 
 using transport::Lane;
 
-// A heartbeat carries this many step times: enough for a fit, a kilobyte at most.
-constexpr size_t kRecentSteps = 32;
-
 absl::Status Annotated(const absl::Status& status, absl::string_view prefix) {
   return absl::Status(status.code(), absl::StrCat(prefix, ": ", status.message()));
 }
@@ -312,11 +309,7 @@ void StepLoop::CountTime(const Step& step) {
   last_done_ = now;
   device_forecast_.Record(absl::Seconds(seconds));
   counters_.set_busy_seconds(counters_.busy_seconds() + seconds);
-  v1::StepTime time;
-  time.set_step(step.plan.step);
-  time.set_seconds(seconds);
-  recent_.push_back(std::move(time));
-  if (recent_.size() > kRecentSteps) recent_.pop_front();
+  recent_.Add(step.plan.step, step.plan.rows(), seconds);
 }
 
 absl::Status StepLoop::PassOn(Step& step) {
@@ -353,7 +346,7 @@ void StepLoop::Progress() { last_progress_ = clock_.Now(); }
 
 v1::StageCounters StepLoop::Counters() const {
   v1::StageCounters counters = counters_;
-  for (const v1::StepTime& time : recent_) *counters.add_recent_steps() = time;
+  recent_.AppendTo(counters);
   counters.set_idle_seconds(absl::ToDoubleSeconds(clock_.Now() - last_progress_));
   return counters;
 }

@@ -38,6 +38,7 @@
 #include "stage_worker/activation_parts.h"
 #include "stage_worker/feedback.h"
 #include "stage_worker/plan_check.h"
+#include "stage_worker/recent_steps.h"
 #include "stage_worker/sequence_table.h"
 #include "stage_worker/stage_limits.h"
 #include "stage_worker/step_stage.h"
@@ -221,7 +222,7 @@ class StepLoop {
   // Set: the device's thread, which looks for work, may go on. Null: it does not look.
   std::shared_ptr<std::atomic<bool>> device_awake_;
   v1::StageCounters counters_;
-  std::deque<v1::StepTime> recent_;  // of the latest steps, at most kRecentSteps
+  RecentSteps recent_;
   // Completions that come after the loop is gone find it false.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -331,7 +331,7 @@ TEST(GpuPrompts, SizesThatWereSlowTheFirstTimeAreTriedAgain) {
           "| 2 stages, wgmma, first steps %.0f ms longer | %d of %d | %.0f tok/s | best %.0f |\n",
           1e3 * first, streams, prompt, rate, best);
       // Eight at once may meet a size that nobody has seen yet.
-      EXPECT_GE(rate, (streams > 1 && i < 3 ? 0.8 : 0.9) * best) << streams << " of " << prompt;
+      EXPECT_GE(rate, (streams > 1 && i < 3 ? 0.75 : 0.9) * best) << streams << " of " << prompt;
     }
   }
 }
