@@ -155,8 +155,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   MergeWarps<kHeadDim, Shape::kWarpBytes>(cache, a, block, step.splits, warps);
   if (block.splits > 1) {
-    Combine(cache, a, block, step.splits, reinterpret_cast<float*>(shared + Shape::kQueryBytes),
-            (Shape::kSharedBytes - Shape::kQueryBytes) / 4);
+    Combine(cache, a, block, step.splits);
   }
 }
 
