@@ -16,7 +16,8 @@
 //     was admitted first, half to the one with the least left: none waits for ever, a short one
 //     not long. Without streams there is no such bound; then chunks are as large as gets all the
 //     prompts through the stages soonest: the first chunk passes every stage, the others follow at
-//     the pace of the slowest
+//     the pace of the slowest. Where nothing was measured yet it is guessed how steps grow with
+//     their rows; a guess has to promise more than a size that was seen
 //   - running ahead (allow_run_ahead): while a sequence's token is on its way back, its next decode
 //     row may be planned already; a stage takes the token from the one that sampled it, and the
 //     coordinator's way is off the path. At most one row of a sequence, none beyond its last token.

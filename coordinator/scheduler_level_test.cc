@@ -84,5 +84,29 @@ TEST(SchedulerLevel, ASequenceWhoseLastRowIsInFlightIsNoStreamThatPromptsHaveToS
   EXPECT_GE(chunk->rows[0].count, 150) << "twice a decode's time would be 100";
 }
 
+// Rows attend to their own prompt: a large chunk of many short ones reads no more for each row than
+// a small one.
+TEST(SchedulerLevel, ManyShortPromptsGoInLargeChunksWhereAttendingIsDear) {
+  SchedulerOptions options = TwoStages();
+  options.max_rows = options.prefill_rows = 1024;
+  Scheduler scheduler(options);
+  const auto run = [&](const ScheduledStep& step) {
+    for (const int stage : {0, 1}) {
+      scheduler.StepTime(stage, step.step, 1e-3 + 1e-5 * step.shape.rows + 2e-7 * step.shape.reads);
+    }
+    scheduler.StepDone(step.step, At(0));
+  };
+  for (uint64_t id = 1; id <= 40; ++id) {  // costs are known, of steps of all sizes
+    ASSERT_TRUE(Add(scheduler, id, 1 + 32 * (id % 40)).ok());
+    while (const auto step = scheduler.NextStep()) run(*step);
+    scheduler.Finish(Id(id));
+    while (const auto step = scheduler.NextStep()) run(*step);
+  }
+  for (uint64_t id = 101; id <= 150; ++id) ASSERT_TRUE(Add(scheduler, id, 64, 65).ok());
+  const auto step = scheduler.NextStep();
+  ASSERT_TRUE(step);
+  EXPECT_GE(step->shape.rows, 320) << "of 3,200; as one prompt it would be best in chunks of 128";
+}
+
 }  // namespace
 }  // namespace layercake::coordinator
