@@ -17,7 +17,8 @@
 //     not long. Without streams there is no such bound; then chunks are as large as gets all the
 //     prompts through the stages soonest: the first chunk passes every stage, the others follow at
 //     the pace of the slowest. Where nothing was measured yet it is guessed how steps grow with
-//     their rows; a guess has to promise more than a size that was seen
+//     their rows; a guess has to promise more than a size that was seen. And while steps are short,
+//     one chunk more than micro-batches are wanted is planned
 //   - running ahead (allow_run_ahead): while a sequence's token is on its way back, its next decode
 //     row may be planned already; a stage takes the token from the one that sampled it, and the
 //     coordinator's way is off the path. At most one row of a sequence, none beyond its last token.
@@ -239,6 +240,9 @@ class Scheduler {
   void ScheduleAhead(StepId until, int share, ScheduledStep& step);
   Sequence* FirstAhead();
   bool OldestRunsAhead();
+  // One chunk more than micro-batches are wanted hides the way to the coordinator and back, where
+  // no stream has to wait for it.
+  bool PromptsGoAhead() const;
   // Nothing in flight before that step waits for a token itself: what comes behind a row that runs
   // ahead of it will not be due sooner.
   bool NextInTurn(StepId step) const;

@@ -108,5 +108,40 @@ TEST(SchedulerLevel, ManyShortPromptsGoInLargeChunksWhereAttendingIsDear) {
   EXPECT_GE(step->shape.rows, 320) << "of 3,200; as one prompt it would be best in chunks of 128";
 }
 
+// Two are as many as there are stages.
+TEST(SchedulerLevel, PromptsAloneHideTheWayToTheCoordinatorBehindOneShortChunkMore) {
+  // Steps of `scale` milliseconds and more; how many chunks of a long prompt go out at once.
+  const auto chunks_of = [](double scale, bool run_ahead, bool stream) {
+    SchedulerOptions options = TwoStages();
+    options.run_ahead = run_ahead;
+    Scheduler scheduler(options);
+    const auto run = [&](const ScheduledStep& step) {
+      for (const int stage : {0, 1}) {
+        scheduler.StepTime(stage, step.step, scale * (1e-3 + 1e-5 * step.shape.rows));
+      }
+      scheduler.StepDone(step.step, At(0));
+    };
+    for (uint64_t id = 1; id <= 20; ++id) {
+      EXPECT_TRUE(Add(scheduler, id, id % 2 == 0 ? 200 : 10).ok());
+      while (const auto step = scheduler.NextStep()) run(*step);
+      scheduler.Finish(Id(id));
+      while (const auto step = scheduler.NextStep()) run(*step);
+    }
+    if (stream) {
+      EXPECT_TRUE(Add(scheduler, 21, 10, /*last_token=*/100).ok());
+      run(*scheduler.NextStep());
+      scheduler.TokenAdded(Id(21), 1);
+    }
+    EXPECT_TRUE(Add(scheduler, 22, 4000, /*last_token=*/4001).ok());
+    int chunks = 0;
+    while (scheduler.NextStep()) ++chunks;
+    return chunks;
+  };
+  EXPECT_EQ(chunks_of(1, true, false), 3);
+  EXPECT_EQ(chunks_of(1, false, false), 2) << "no more may be planned";
+  EXPECT_EQ(chunks_of(1, true, true), 2) << "a stream would wait for it";
+  EXPECT_EQ(chunks_of(100, true, false), 2) << "and whoever comes would wait for a long one";
+}
+
 }  // namespace
 }  // namespace layercake::coordinator

@@ -29,6 +29,10 @@ constexpr double kLessByChunks = 0.97;
 // Of min_prefill_rows each: prompt rows beside decodes before any step was measured.
 constexpr int kUnmeasuredChunks = 4;
 
+// Seconds. A result takes about a millisecond to the coordinator and the next plan back; beside
+// steps longer than this that is nothing, and who comes meanwhile would wait for one more of them.
+constexpr double kShortStep = 50e-3;
+
 // From a round of micro-batches to the next: with twice the time (max_stretch) reached in two
 // rounds, the largest gap of a stream over four stages is 2.5 times the one alone, not 2.7.
 constexpr double kMostGrowth = 1.5;
@@ -37,7 +41,8 @@ constexpr double kMostGrowth = 1.5;
 
 std::optional<ScheduledStep> Scheduler::NextStep() {
   const bool one_more = in_flight() >= flight_.wanted();
-  if (in_flight() > flight_.wanted() || (one_more && !OldestRunsAhead())) return std::nullopt;
+  if (in_flight() > flight_.wanted()) return std::nullopt;
+  if (one_more && !OldestRunsAhead() && !PromptsGoAhead()) return std::nullopt;
   Admit();
   ScheduledStep step;
   step.step = static_cast<StepId>(next_step_);
@@ -130,6 +135,11 @@ Scheduler::Sequence* Scheduler::FirstAhead() {
 
 bool Scheduler::OldestRunsAhead() {
   return FirstAhead() != nullptr && ready_ahead_.front().step == in_flight_.front().step;
+}
+
+bool Scheduler::PromptsGoAhead() const {
+  return decoding_ == 0 && !prompts_.empty() && in_flight() < MaxPlanned(options_) && CostKnown() &&
+         SlowestStage(in_flight_.back().shape) < kShortStep;
 }
 
 bool Scheduler::NextInTurn(StepId step) const {
