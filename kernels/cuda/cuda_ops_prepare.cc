@@ -94,7 +94,7 @@ absl::Status CudaOps::PrepareOperands(const StepLimits& limits) {
   if (few < limits.max_rows) {
     LC_ASSIGN_OR_RETURN(scratch_.many, Operand::Create(context_, limits.max_rows, max_k, most));
     // Gate and up read one operand while they make another.
-    if ((most & kTileForm) != 0) {
+    if ((most & (kTileForm | kBfloat16HighForm)) != 0) {
       LC_ASSIGN_OR_RETURN(scratch_.normed,
                           Operand::Create(context_, limits.max_rows, limits.hidden, most));
     }

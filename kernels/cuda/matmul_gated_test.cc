@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/matmul_bf16.h"
 #include "kernels/cuda/matmul_test_support.h"
 #include "kernels/cuda/matmul_units.h"
 
@@ -55,25 +56,31 @@ class GatedMatmulTest : public MatmulTest {
     return ffn;
   }
 
-  // The operands of one gated product; the one that it makes is full of NaN before.
+  // The operands of one gated product, tiles or bf16; the one that it makes is full of NaN before.
   struct Operands {
     std::unique_ptr<Operand> normed, next;
   };
-  Operands MakeOperands(const std::vector<float>& x, int rows, int64_t k, int64_t n) {
+  Operands MakeOperands(const std::vector<float>& x, int rows, int64_t k, int64_t n,
+                        OperandForms form = kTileForm) {
     Operands made;
-    auto normed = Operand::Create(context_, rows, k, kTileForm);
-    auto next = Operand::Create(context_, rows, n, kTileForm);
+    auto normed = Operand::Create(context_, rows, k, form);
+    auto next = Operand::Create(context_, rows, n, form);
     EXPECT_TRUE(normed.ok() && next.ok());
     if (!normed.ok() || !next.ok()) return made;
     made.normed = *std::move(normed);
     made.next = *std::move(next);
     const OperandView& view = made.next->view();
-    const auto halves =
-        static_cast<size_t>(TilePieceIndex(view.tile_groups, ColumnBlocks(n), 0, 0));
-    EXPECT_EQ(cudaMemset(view.tiles, 0x7e, halves * sizeof(uint16_t)), cudaSuccess);
+    if (form == kTileForm) {
+      const auto halves =
+          static_cast<size_t>(TilePieceIndex(view.tile_groups, ColumnBlocks(n), 0, 0));
+      EXPECT_EQ(cudaMemset(view.tiles, 0x7e, halves * sizeof(uint16_t)), cudaSuccess);
+    } else {
+      const auto values = static_cast<size_t>(rows * n);
+      EXPECT_EQ(cudaMemset(view.bf16_high, 0xff, values * sizeof(uint16_t)), cudaSuccess);
+    }
     const DeviceArray values = Upload(x);
-    EXPECT_TRUE(NormOperand(context_, values.as<float>(), norm_.as<float>(), 1e-6f, rows, k,
-                            kTileForm, *made.normed)
+    EXPECT_TRUE(NormOperand(context_, values.as<float>(), norm_.as<float>(), 1e-6f, rows, k, form,
+                            *made.normed)
                     .ok());
     EXPECT_EQ(cudaStreamSynchronize(context_.stream), cudaSuccess);
     return made;
@@ -153,6 +160,26 @@ TEST_F(GatedMatmulTest, AgreesWithTheProductInDoubleForEveryTypeAndSize) {
       }
     }
   }
+}
+
+TEST_F(GatedMatmulTest, MakesTheOperandOfBf16AtRowsThatHaveAKernelForIt) {
+  base::SeededRandom random(3);
+  const Ffn ffn = MakeFfn(random, WeightType::kBF16, 1368, 1032, 130);
+  for (const int rows : {17, 33, 90, kBf16MostRows}) {
+    SCOPED_TRACE(absl::StrCat("rows ", rows));
+    const std::vector<float> x = HeavyTailedRows(random, rows, 1032);
+    const Operands operands = MakeOperands(x, rows, 1032, 1368, kBfloat16HighForm);
+    ASSERT_TRUE(many_->TakesGated(*ffn.gate, *ffn.up, *ffn.down, rows));
+    const absl::Status status = many_->MultiplyGated({.gate = ffn.gate.get(), .up = ffn.up.get()},
+                                                     *operands.normed, rows, *operands.next);
+    ASSERT_TRUE(status.ok()) << status;
+    // Both operands round to bf16.
+    EXPECT_LT(RelativeError(Down(ffn, *operands.next, rows),
+                            Reference(ffn, Normed(x, rows, 1032), rows, {}, {})),
+              6e-3);
+  }
+  EXPECT_FALSE(many_->TakesGated(*ffn.gate, *ffn.up, *ffn.down, kBf16MostRows + 1));
+  EXPECT_FALSE(many_->TakesGated(*ffn.gate, *ffn.up, *ffn.down, kDecodeRows));
 }
 
 TEST_F(GatedMatmulTest, AddsBiasesHoweverLarge) {

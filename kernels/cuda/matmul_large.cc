@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "base/status_macros.h"
 #include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/hopper_code.h"
+#include "kernels/cuda/matmul_bf16.h"
 #include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/panel_split.h"
 #include "kernels/cuda/tiled_matmul.h"
@@ -18,7 +20,7 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-static_assert(kMaxProducts == kMaxScalings);
+static_assert(kMaxProducts == kMaxScalings && kMaxProducts == kBf16MaxProducts);
 
 // From here on, unpacking a matrix and multiplying it once beats reading its units for every 16
 // rows: a unit's bytes, then 2 written and 2 read again per weight, are about five such reads.
@@ -33,16 +35,21 @@ bool ReadsUnits(WeightType type, bool has_units) { return has_units && HasUnitMa
 class PanelMatmul final : public LargeMatmul {
  public:
   PanelMatmul(const Context& context, DeviceArray panel, int64_t panel_bytes, DeviceArray partials,
-              DeviceArray flags, std::unique_ptr<CublasLt> library)
+              DeviceArray flags, const Bf16Scratch& bf16, std::unique_ptr<CublasLt> library)
       : context_(context),
         panel_(std::move(panel)),
         panel_bytes_(panel_bytes),
         partials_(std::move(partials)),
         flags_(std::move(flags)),
+        bf16_(bf16),
         library_(std::move(library)) {}
 
   bool uses_library() const override { return library_ != nullptr; }
   bool has_units() const override { return partials_.bytes() > 0; }
+
+  bool HasGated(WeightType type, int rows) const override {
+    return ReadsUnits(type, has_units()) || TakesBf16(type, rows);
+  }
 
   absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                         int rows) override {
@@ -54,27 +61,27 @@ class PanelMatmul final : public LargeMatmul {
     scalings.rows = rows;
     for (const Product& product : products) {
       LC_RETURN_IF_ERROR(Check(product, operand, rows));
-      if (ReadsUnits(product.w->type(), has_units())) continue;
+      const WeightType type = product.w->type();
+      if (ReadsUnits(type, has_units()) || TakesBf16(type, rows)) continue;
       scalings.product[scalings.count++] = ScalingOf(product, operand.view());
     }
     LC_RETURN_IF_ERROR(CudaStatus(ScaleBefore(context_, scalings), "add biases"));
     for (size_t i = 0; i < products.size();) {
       const CudaMatrix& w = *products[i].w;
-      if (!ReadsUnits(w.type(), has_units())) {
+      const bool by_units = ReadsUnits(w.type(), has_units());
+      if (!by_units && !TakesBf16(w.type(), rows)) {
         LC_RETURN_IF_ERROR(MultiplyOne(products[i++], operand.view(), rows));
         continue;
       }
-      UnitProducts together;
-      together.k = w.k();
-      while (i < products.size() && together.count < kUnitMaxProducts &&
-             products[i].w->type() == w.type() && products[i].w->k() == w.k()) {
-        const Product& product = products[i++];
-        together.product[together.count++] = UnitProductOf(product);
+      size_t end = i + 1;
+      while (end < products.size() && products[end].w->type() == w.type() &&
+             products[end].w->k() == w.k()) {
+        ++end;
       }
-      LC_RETURN_IF_ERROR(
-          CudaStatus(MultiplyUnits(context_, w.type(), together, operand.view(), rows,
-                                   {partials_.address(), flags_.as<uint32_t>()}),
-                     "multiply units"));
+      const absl::Span<const Product> together = products.subspan(i, end - i);
+      LC_RETURN_IF_ERROR(by_units ? MultiplyByUnits(together, operand.view(), rows)
+                                  : MultiplyByBf16(together, operand.view(), rows));
+      i = end;
     }
     return CudaStatus(ScaleAfter(context_, scalings), "scale products");
   }
@@ -84,13 +91,19 @@ class PanelMatmul final : public LargeMatmul {
     const CudaMatrix& gate = *gated.gate;
     const CudaMatrix& up = *gated.up;
     LC_RETURN_IF_ERROR(Check({.w = &gate}, operand, rows));
-    if (!ReadsUnits(gate.type(), has_units()) || up.type() != gate.type() || up.n() != gate.n() ||
-        up.k() != gate.k() || &next == &operand || (next.forms() & kTileForm) == 0 ||
-        rows > next.max_rows() || gate.n() > next.max_k()) {
+    if (!HasGated(gate.type(), rows) || up.type() != gate.type() || up.n() != gate.n() ||
+        up.k() != gate.k() || &next == &operand || gate.n() % 2 != 0 ||
+        (next.forms() & LargeForms(gate.type(), has_units())) == 0 || rows > next.max_rows() ||
+        gate.n() > next.max_k()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "no gated product of ", rows, " rows with ", WeightTypeName(gate.type()), " ", gate.n(),
           " x ", gate.k(), " and ", WeightTypeName(up.type()), " ", up.n(), " x ", up.k(),
           " into an operand of ", next.max_rows(), " x ", next.max_k()));
+    }
+    if (!ReadsUnits(gate.type(), has_units())) {
+      const Product products[] = {{.w = &gate, .bias = gated.gate_bias},
+                                  {.w = &up, .bias = gated.up_bias}};
+      return MultiplyByBf16(products, operand.view(), rows, next.view().bf16_high);
     }
     const OperandView& to = next.view();
     UnitProducts products;
@@ -152,6 +165,43 @@ class PanelMatmul final : public LargeMatmul {
             .accumulate = product.accumulate};
   }
 
+  // Whether products of a type go by matmul_bf16.h.
+  bool TakesBf16(WeightType type, int rows) const {
+    return bf16_.encode != nullptr && type == WeightType::kBF16 && rows >= kBf16LeastRows &&
+           rows <= kBf16MostRows;
+  }
+
+  // Products of one type and k.
+  absl::Status MultiplyByUnits(absl::Span<const Product> products, const OperandView& x, int rows) {
+    UnitProducts together;
+    together.k = products[0].w->k();
+    for (const Product& product : products) {
+      together.product[together.count++] = UnitProductOf(product);
+    }
+    return CudaStatus(MultiplyUnits(context_, products[0].w->type(), together, x, rows,
+                                    {partials_.address(), flags_.as<uint32_t>()}),
+                      "multiply units");
+  }
+
+  // Products of one k; `gated`: as Bf16Products says.
+  absl::Status MultiplyByBf16(absl::Span<const Product> products, const OperandView& x, int rows,
+                              uint16_t* gated = nullptr) {
+    Bf16Products together;
+    together.k = products[0].w->k();
+    together.gated = gated;
+    for (const Product& product : products) {
+      together.product[together.count++] = {
+          .weights = reinterpret_cast<const uint16_t*>(product.w->weights()),
+          .n = product.w->n(),
+          .bias = product.bias,
+          .out = product.out,
+          .out_stride = product.out_stride,
+          .accumulate = product.accumulate};
+    }
+    return CudaStatus(MultiplyBf16(context_, together, x.bf16_high, rows, bf16_),
+                      "multiply BF16 weights");
+  }
+
   // Between ScaleBefore and ScaleAfter.
   absl::Status MultiplyOne(const Product& product, const OperandView& x, int rows) {
     const CudaMatrix& w = *product.w;
@@ -197,6 +247,7 @@ class PanelMatmul final : public LargeMatmul {
   const int64_t panel_bytes_;
   const DeviceArray partials_;  // empty: no products by units
   const DeviceArray flags_;
+  const Bf16Scratch bf16_;  // in the same partial sums and flags
   const std::unique_ptr<CublasLt> library_;
 };
 
@@ -225,12 +276,22 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
                                             "a panel of unpacked weights"));
   DeviceArray partials;
   DeviceArray flags;
+  Bf16Scratch bf16;
   if (UnitMatmulAvailable(context) && !options.panels_only) {
     LC_RETURN_IF_ERROR(CudaStatus(PrepareUnitMatmul(), "prepare the products by units"));
-    LC_ASSIGN_OR_RETURN(partials, DeviceArray::Allocate(context, UnitPartialBytes(context.sm_count),
-                                                        "partial sums of many rows"));
-    LC_ASSIGN_OR_RETURN(flags, DeviceArray::Allocate(context, UnitFlagBytes(context.sm_count),
+    LC_RETURN_IF_ERROR(CudaStatus(PrepareBf16Matmul(context, &bf16.encode),
+                                  "prepare the products of BF16 weights"));
+    LC_ASSIGN_OR_RETURN(partials,
+                        DeviceArray::Allocate(context,
+                                              std::max(UnitPartialBytes(context.sm_count),
+                                                       Bf16PartialBytes(context.sm_count)),
+                                              "partial sums of many rows"));
+    LC_ASSIGN_OR_RETURN(flags, DeviceArray::Allocate(context,
+                                                     std::max(UnitFlagBytes(context.sm_count),
+                                                              Bf16FlagBytes(context.sm_count)),
                                                      "flags of many rows"));
+    bf16.partials = partials.address();
+    bf16.flags = flags.as<uint32_t>();
   }
   if (LacksHopperCode(context)) {
     spdlog::warn(
@@ -255,7 +316,7 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
     }
   }
   return std::make_unique<PanelMatmul>(context, std::move(panel), panel_bytes, std::move(partials),
-                                       std::move(flags), std::move(library));
+                                       std::move(flags), bf16, std::move(library));
 }
 
 }  // namespace layercake::kernels::cuda

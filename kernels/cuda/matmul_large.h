@@ -9,8 +9,9 @@
 //                   activations: 3e-4; MXFP4, whose exponents f16 cannot hold, to bf16: 1.7e-3
 //   F32 weights     not here: they stay with the kernels for few rows
 //
-// Float weights and panels are multiplied by the matrix library (cuBLASLt), or by a tiled kernel of
-// ours without it. The library's algorithm is chosen once per (bucket of rows, n, k) and kept, so
+// BF16 weights at up to 128 rows have a kernel of their own on Hopper (matmul_bf16.h). Other float
+// weights and panels are multiplied by the matrix library (cuBLASLt), or by a tiled kernel of ours
+// without it. The library's algorithm is chosen once per (bucket of rows, n, k) and kept, so
 // that equal calls have equal bits; a row's bits may depend on the bucket.
 //
 // Thread rule: the step thread.
@@ -49,7 +50,7 @@ struct LargeMatmulOptions {
   bool float_weights = true;
   // Multiply with our own kernel even where the library is there.
   bool own_kernel = false;
-  // Unpack to panels even where a type can be read as units.
+  // Neither units nor matmul_bf16.h: panels, and float weights by the library.
   bool panels_only = false;
 };
 
@@ -68,7 +69,9 @@ class LargeMatmul {
   virtual absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
                                 int rows) = 0;
 
-  // Multiplier::MultiplyGated, of matrices of one type that HasUnitMatmul, where has_units().
+  // Whether MultiplyGated takes two matrices of a type, of equal n and k, with so many rows.
+  virtual bool HasGated(WeightType type, int rows) const = 0;
+  // Multiplier::MultiplyGated where HasGated; `next` has LargeForms of the type.
   virtual absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,
                                      Operand& next) = 0;
 

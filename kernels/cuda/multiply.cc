@@ -9,7 +9,6 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_float.h"
 #include "kernels/cuda/matmul_large.h"
-#include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/product_choice.h"
 
 namespace layercake::kernels::cuda {
@@ -131,12 +130,14 @@ class MultiplierImpl final : public Multiplier {
 
   bool TakesGated(const CudaMatrix& gate, const CudaMatrix& up, const CudaMatrix& next,
                   int rows) const override {
-    const auto by_units = [&](const CudaMatrix& w) {
-      return HasUnitMatmul(w.type()) && ChooseProductKernel(w.type(), w.k(), ChoiceRows(rows),
-                                                            HasUnits()) == ProductKernel::kLarge;
+    const auto goes_large = [&](const CudaMatrix& w) {
+      return ChooseProductKernel(w.type(), w.k(), ChoiceRows(rows), HasUnits()) ==
+             ProductKernel::kLarge;
     };
-    return HasUnits() && gate.type() == up.type() && gate.n() == up.n() && gate.k() == up.k() &&
-           next.k() == gate.n() && by_units(gate) && by_units(next);
+    return large_ != nullptr && large_->HasGated(gate.type(), rows) && gate.type() == up.type() &&
+           gate.n() == up.n() && gate.k() == up.k() && next.k() == gate.n() && goes_large(gate) &&
+           goes_large(next) &&
+           LargeForms(next.type(), HasUnits()) == LargeForms(gate.type(), HasUnits());
   }
 
   absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/pipeline.cuh"
+#include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/unit_halves.cuh"
 #include "kernels/cuda/unit_shape.cuh"
 #include "kernels/cuda/unit_sums.cuh"
@@ -14,18 +15,6 @@
 #include "kernels/cuda/wgmma.cuh"
 
 namespace layercake::kernels::cuda {
-
-// A place in a ring of kCount stages, and the parity of its turn.
-template <int kCount>
-struct RingPlace {
-  int index = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void Next() {
-    if (++index < kCount) return;
-    index = 0;
-    parity ^= 1;
-  }
-};
 
 // Addresses in shared memory.
 template <typename Shape>

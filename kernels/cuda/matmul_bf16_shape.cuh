@@ -1,0 +1,65 @@
+// Sizes and arguments of the kernel of matmul_bf16.h (matmul_bf16.cu).
+#pragma once
+
+#include "kernels/cuda/matmul_bf16.h"
+#include "kernels/cuda/unit_work.h"
+
+namespace layercake::kernels::cuda {
+
+constexpr int kBf16Columns = 64;  // of a stage: the swizzle's 128 bytes
+constexpr int kBf16RowBytes = 2 * kBf16Columns;
+constexpr int kBf16GroupBytes = 8 * kBf16RowBytes;  // within which the swizzle moves
+constexpr int kBf16TileRows = 128;                  // of weights that one copy brings
+constexpr int kBf16Warps = 8;  // consumers: two warpgroups of 64 rows of a tile
+constexpr int kBf16Threads = 32 * (kBf16Warps + 1);
+constexpr uint32_t kBf16TileBytes = kBf16TileRows * kBf16RowBytes;
+// Barriers and what the hardware keeps leave this much of 227 KB.
+constexpr int kBf16SharedBudget = 226 * 1024;
+
+struct Bf16Arguments {
+  CUtensorMap weights[kBf16MaxProducts];
+  CUtensorMap x;
+  Bf16Product product[kBf16MaxProducts];
+  int count;
+  int rows;
+  uint16_t* gated;
+  UnitWork work;
+  // A place for each block of the grid, and in it for each of its warps.
+  float4* partials;
+  uint32_t* flags;
+};
+
+// An item is a tile of weights; where they are gate and up, one of each. (Two tiles of one matrix
+// read the activations half as often, but leave and gather twice as much: slower everywhere.)
+template <int kTokenCount, bool kIsGated>
+struct Bf16Shape {
+  static constexpr int kTokens = kTokenCount;
+  static constexpr bool kGated = kIsGated;
+  static constexpr int kTiles = kGated ? 2 : 1;
+  static constexpr int kSums = kTokens / 2;  // of 64 rows in each lane of a warpgroup
+  static constexpr uint32_t kWeightBytes = kTiles * kBf16TileBytes;
+  static constexpr uint32_t kStageBytes = kWeightBytes + kTokens * kBf16RowBytes;
+  // One group is lost to alignment.
+  static constexpr int kStages =
+      (kBf16SharedBudget - kBf16GroupBytes) / static_cast<int>(kStageBytes);
+  static constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes + kBf16GroupBytes;
+  static_assert(kStages >= 3);
+};
+
+struct Bf16Item {
+  int product;  // gate and up together: 0
+  int64_t first_row;
+};
+template <typename Shape>
+__device__ __forceinline__ Bf16Item Bf16ItemAt(const Bf16Arguments& a, uint32_t index) {
+  Bf16Item item = {0, int64_t{index} * kBf16TileRows};
+  while (!Shape::kGated && item.product + 1 < a.count) {
+    const int64_t tiles = (a.product[item.product].n + kBf16TileRows - 1) / kBf16TileRows;
+    if (item.first_row < tiles * kBf16TileRows) break;
+    item.first_row -= tiles * kBf16TileRows;
+    ++item.product;
+  }
+  return item;
+}
+
+}  // namespace layercake::kernels::cuda

@@ -1,0 +1,192 @@
+// What the consumers of matmul_bf16.cu do with their sums: leave them, gather them, store
+// them.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/matmul_bf16_shape.cuh"
+#include "kernels/cuda/silu.cuh"
+
+namespace layercake::kernels::cuda {
+
+// What a lane has of an item: of each tile rows g = lane / 4 and g + 8 of its warp's 16; of every
+// eight rows of activations (tokens) 2 (lane % 4) and the one behind. value[tile][4 n + 2 r + i] is
+// row g + 8 r and the i-th of the two tokens from 8 n on.
+template <typename Shape>
+class Bf16Sums {
+ public:
+  float value[Shape::kTiles][Shape::kSums];
+
+  __device__ Bf16Sums(int warp, int lane) : warp_(warp), lane_(lane) {}
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int tile = 0; tile < Shape::kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < Shape::kSums; ++i) value[tile][i] = 0;
+    }
+  }
+
+  // Leaves them for the block that began the item.
+  __device__ __forceinline__ void Leave(const Bf16Arguments& a) const {
+    float4* const to = Place(a, blockIdx.x);
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const float* const v = value[i / kTileQuads] + 4 * (i % kTileQuads);
+      __stcg(to + 32 * i, make_float4(v[0], v[1], v[2], v[3]));
+    }
+    __syncwarp();
+    if (lane_ == 0) {
+      asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(Flag(a, blockIdx.x)), "r"(1) : "memory");
+    }
+  }
+
+  // Adds what the following blocks left of the item whose columns end at step `item_end` of all.
+  __device__ __forceinline__ void Gather(const Bf16Arguments& a, uint32_t item_end) {
+    uint32_t end = blockIdx.x + 1;
+    while (end < a.work.grid && a.work.RunBegin(end) < item_end) ++end;
+    for (uint32_t first = blockIdx.x + 1; first < end; first += 32) {
+      const uint32_t block = first + static_cast<uint32_t>(lane_);
+      if (block >= end) continue;
+      uint32_t* const flag = Flag(a, block);
+      uint32_t ready = 0;
+      while (ready == 0) {
+        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
+      }
+      *flag = 0;
+    }
+    __syncwarp();
+    uint32_t block = blockIdx.x + 1;
+    for (; block + kTogether <= end; block += kTogether) AddParts<kTogether>(a, block);
+    if constexpr (kTogether > 1) {
+      for (; block < end; ++block) AddParts<1>(a, block);
+    }
+  }
+
+  // sum += bias and what stands in out, where the product says so: before Gather, which waits.
+  __device__ __forceinline__ void AddBefore(const Bf16Arguments& a, const Bf16Item& item) {
+    static_assert(!Shape::kGated);
+    const Bf16Product& product = a.product[item.product];
+    if (product.bias != nullptr) {
+      ForEach(a, item, [&](int tile, int i, int64_t row, const float*) {
+        value[tile][i] += product.bias[row];
+      });
+    }
+    if (product.accumulate) {
+      ForEach(a, item, [&](int tile, int i, int64_t, const float* out) { value[tile][i] += *out; });
+    }
+  }
+
+  // out = sum.
+  __device__ __forceinline__ void Store(const Bf16Arguments& a, const Bf16Item& item) const {
+    ForEach(a, item, [&](int tile, int i, int64_t, float* out) { *out = value[tile][i]; });
+  }
+
+  // gated = silu(gate + bias) * (up + bias).
+  __device__ __forceinline__ void StoreGated(const Bf16Arguments& a, const Bf16Item& item) const {
+    static_assert(Shape::kGated);
+    const Bf16Product& gate = a.product[0];
+    const Bf16Product& up = a.product[1];
+    const int64_t row = item.first_row + 16 * warp_ + lane_ / 4;
+    float gate_bias[2] = {0, 0};
+    float up_bias[2] = {0, 0};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r >= gate.n) continue;
+      if (gate.bias != nullptr) gate_bias[r] = gate.bias[row + 8 * r];
+      if (up.bias != nullptr) up_bias[r] = up.bias[row + 8 * r];
+    }
+    // Lanes of two neighbouring rows have two tokens each, and change one against the other, so
+    // that each writes a pair of columns.
+    const bool second = lane_ / 4 % 2 != 0;
+    const int64_t column = second ? row - 1 : row;
+    int token = 2 * (lane_ % 4) + (second ? 1 : 0);
+    uint16_t* to = a.gated + token * gate.n + column;
+#pragma unroll
+    for (int n = 0; n < Shape::kTokens / 8; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float v[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = 4 * n + 2 * r + i;
+          v[i] = Silu(value[0][at] + gate_bias[r]) * (value[1][at] + up_bias[r]);
+        }
+        const float own = second ? v[1] : v[0];
+        const float got = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
+        if (token < a.rows && column + 8 * r < gate.n) {
+          *reinterpret_cast<__nv_bfloat162*>(to + 8 * r) =
+              second ? __floats2bfloat162_rn(got, own) : __floats2bfloat162_rn(own, got);
+        }
+      }
+      token += 8;
+      to += 8 * gate.n;
+    }
+  }
+
+ private:
+  static constexpr int kTileQuads = Shape::kSums / 4;
+  static constexpr int kQuads = Shape::kTiles * kTileQuads;
+  // Parts of an item that are on their way at once, and how much of each, as registers allow.
+  static constexpr int kTogether = kQuads <= 4 ? 4 : kQuads <= 16 ? 2 : 1;
+  static constexpr int kPiece = kQuads <= 8 ? kQuads : kQuads % 8 == 0 ? 8 : 4;
+  static_assert(kQuads % kPiece == 0);
+
+  template <int kCount>
+  __device__ __forceinline__ void AddParts(const Bf16Arguments& a, uint32_t block) {
+#pragma unroll
+    for (int first = 0; first < kQuads; first += kPiece) {
+      float4 parts[kCount][kPiece];
+#pragma unroll
+      for (int part = 0; part < kCount; ++part) {
+        const float4* const from = Place(a, block + static_cast<uint32_t>(part)) + 32 * first;
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) parts[part][i] = __ldcg(from + 32 * i);
+      }
+#pragma unroll
+      for (int part = 0; part < kCount; ++part) {
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) {
+          float* const v = value[(first + i) / kTileQuads] + 4 * ((first + i) % kTileQuads);
+          v[0] += parts[part][i].x;
+          v[1] += parts[part][i].y;
+          v[2] += parts[part][i].z;
+          v[3] += parts[part][i].w;
+        }
+      }
+    }
+  }
+
+  // use(tile, i, row, place in out) for each value that has a place.
+  template <typename Use>
+  __device__ __forceinline__ void ForEach(const Bf16Arguments& a, const Bf16Item& item,
+                                          const Use& use) const {
+    const Bf16Product& product = a.product[item.product];
+    const int first_token = 2 * (lane_ % 4);
+#pragma unroll
+    for (int tile = 0; tile < Shape::kTiles; ++tile) {
+      const int64_t row = item.first_row + tile * kBf16TileRows + 16 * warp_ + lane_ / 4;
+      float* const out = product.out + first_token * product.out_stride + row;
+#pragma unroll
+      for (int i = 0; i < Shape::kSums; ++i) {
+        const int token = 8 * (i / 4) + i % 2;
+        const int down = 8 * (i / 2 % 2);
+        if (first_token + token < a.rows && row + down < product.n) {
+          use(tile, i, row + down, out + token * product.out_stride + down);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ float4* Place(const Bf16Arguments& a, uint32_t block) const {
+    return a.partials + (block * kBf16Warps + static_cast<uint32_t>(warp_)) * (32 * kQuads) +
+           static_cast<uint32_t>(lane_);
+  }
+  __device__ __forceinline__ uint32_t* Flag(const Bf16Arguments& a, uint32_t block) const {
+    return a.flags + block * kBf16Warps + static_cast<uint32_t>(warp_);
+  }
+
+  int warp_, lane_;
+};
+
+}  // namespace layercake::kernels::cuda
