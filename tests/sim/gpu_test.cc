@@ -336,6 +336,29 @@ TEST(GpuPrompts, SizesThatWereSlowTheFirstTimeAreTriedAgain) {
   }
 }
 
+// Equal stages: the first one would wait in each step for the last one's result to reach the
+// coordinator and for the next plan.
+TEST(GpuPrompts, TheWayToTheCoordinatorAndBackIsHidden) {
+  for (const int stages : {2, 4}) {
+    for (const double session : {5e-4, 1e-3}) {
+      SimOptions options = MeasuredChain(stages, Kernels::kWgmma);
+      options.stages[1].fixed = 0;
+      options.stages.assign(static_cast<size_t>(stages), options.stages[1]);
+      options.session_seconds = session;
+      Bench bench;
+      for (const int streams : {1, 4, 16, 64}) bench.Measure(streams, 128, 64);
+      for (const int streams : {1, 1}) bench.Measure(streams, 2048, 4);
+      for (const int streams : {8, 8}) bench.Measure(streams, 4096, 4);
+      bench.Run(options);
+      const double rate = bench.TimesOf(7).prompt_per_second;
+      const double best = 8 * 4096 / BestPrompt(options, 4096, 8);
+      std::printf("| %d equal stages, %.1f ms to the coordinator | %.0f tok/s | best %.0f |\n",
+                  stages, 1e3 * session, rate, best);
+      EXPECT_GE(rate, (stages == 2 ? 0.98 : 0.9) * best);
+    }
+  }
+}
+
 // Four cards where a step of 512 rows takes as long as twenty of decodes: 7 ms to read the weights,
 // 0.3 ms to compute a row beside (a GeForce RTX 3090 by its data sheet).
 TEST(GpuPrompts, SlowCardsKeepTheGapsOfTheirStreams) {
