@@ -30,7 +30,7 @@ struct Bf16Arguments {
 };
 
 // An item is a tile of weights; where they are gate and up, one of each. (Two tiles of one matrix
-// read the activations half as often, but leave and gather twice as much: slower everywhere.)
+// would read the activations half as often, but leave and gather twice as much.)
 template <int kTokenCount, bool kIsGated>
 struct Bf16Shape {
   static constexpr int kTokens = kTokenCount;
