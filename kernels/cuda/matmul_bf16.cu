@@ -128,9 +128,6 @@ __device__ __forceinline__ void MultiplyStage(uint32_t stage, int warpgroup,
   const uint64_t weights = WgmmaSwizzled(
       stage + static_cast<uint32_t>(warpgroup) * kGroupRows * kBf16RowBytes, kBf16GroupBytes, 16);
   const uint64_t x = WgmmaSwizzled(stage + Shape::kWeightBytes, kBf16GroupBytes, 16);
-  // Without this ptxas of CUDA 13.0 waits for each instruction (C7520).
-#pragma unroll
-  for (int tile = 0; tile < Shape::kTiles; ++tile) HoldRegisters(sums.value[tile]);
   WgmmaFence();
 #pragma unroll
   for (uint32_t k = 0; k < kBf16Columns / 16; ++k) {
