@@ -14,6 +14,13 @@ namespace {
 // The sequence that tests the chain; requests get ids from 1.
 constexpr uint64_t kTestSequence = 0;
 
+// What one step and an empty KV cache take of one prompt.
+int MostTestRows(const ChainPlan& plan) {
+  const int64_t cached = int64_t{plan.kv_blocks} * plan.kv_block_tokens;
+  return static_cast<int>(
+      std::min<int64_t>({plan.max_rows, plan.context_tokens, std::max<int64_t>(cached, 1)}));
+}
+
 }  // namespace
 
 Chain::Chain(ChainOptions options, const base::Clock& clock, base::Timers& timers,
@@ -23,7 +30,8 @@ Chain::Chain(ChainOptions options, const base::Clock& clock, base::Timers& timer
       timers_(timers),
       executor_(executor),
       events_(std::move(events)),
-      closed_links_(std::make_shared<std::vector<std::unique_ptr<CoordinatorLink>>>()) {}
+      closed_links_(std::make_shared<std::vector<std::unique_ptr<CoordinatorLink>>>()),
+      warm_up_(MostTestRows(options_.plan), options_.warm_up) {}
 
 Chain::~Chain() { timers_.Cancel(tick_); }
 
@@ -240,21 +248,24 @@ absl::Status Chain::OnStepResult(const Worker& worker, v1::StepResult result) {
         "the result of step ", result.step(), ", expected ",
         in_flight_.empty() ? std::string("none") : absl::StrCat(in_flight_.front().step)));
   }
+  const base::Instant sent = in_flight_.front().sent;
   in_flight_.pop_front();
-  if (state_ == v1::CHAIN_STATE_TESTING) {
-    if (result.results_size() != 1 || result.results(0).tokens_size() != 1) {
-      const bool non_finite =
-          result.results_size() == 1 && result.results(0).has_non_finite_stage();
-      return absl::InternalError(
-          non_finite ? absl::StrCat("the test of the chain met a NaN or infinity, first in stage ",
-                                    result.results(0).non_finite_stage())
-                     : "the test of the chain brought no token");
-    }
-    SetState(v1::CHAIN_STATE_SERVING);
-    events_.on_serving();
-    return absl::OkStatus();
-  }
+  if (state_ == v1::CHAIN_STATE_TESTING) return OnTestResult(result, sent);
   events_.on_step_result(std::move(result));
+  return absl::OkStatus();
+}
+
+absl::Status Chain::OnTestResult(const v1::StepResult& result, base::Instant sent) {
+  if (result.results_size() != 1 || result.results(0).tokens_size() != 1) {
+    const bool non_finite = result.results_size() == 1 && result.results(0).has_non_finite_stage();
+    return absl::InternalError(
+        non_finite ? absl::StrCat("the test of the chain met a NaN or infinity, first in stage ",
+                                  result.results(0).non_finite_stage())
+                   : "the test of the chain brought no token");
+  }
+  if (warm_up_.Next(clock_.Now() - sent) > 0) return SendTest();
+  SetState(v1::CHAIN_STATE_SERVING);
+  events_.on_serving();
   return absl::OkStatus();
 }
 
@@ -282,23 +293,28 @@ void Chain::AdvanceStartup() {
   if (state_ == v1::CHAIN_STATE_LOADING) SetState(v1::CHAIN_STATE_CONNECTING);
   if (!MissingChannel().empty()) return;
   SetState(v1::CHAIN_STATE_TESTING);
-  if (const absl::Status status = StartTest(); !status.ok()) Fail(status);
+  if (const absl::Status status = SendTest(); !status.ok()) Fail(status);
 }
 
-absl::Status Chain::StartTest() {
+absl::Status Chain::SendTest() {
+  const int rows = warm_up_.rows();
   v1::MicroBatchPlan plan;
   v1::SequenceBegin& begin = *plan.add_begins();
   begin.set_sequence(kTestSequence);
-  begin.set_prompt_tokens(1);
+  begin.set_prompt_tokens(static_cast<uint32_t>(rows));
   begin.mutable_sampling()->set_top_p(1);
   begin.mutable_sampling()->set_repetition_penalty(1);
   begin.mutable_sampling()->set_top_logprobs(-1);
   v1::RowDescriptor& row = *plan.add_rows();
   row.set_sequence(kTestSequence);
-  row.add_tokens(options_.test_token);
-  row.set_known_tokens(1);
-  row.set_sample_bitmap(std::string(1, '\x01'));
-  row.add_blocks(0);
+  row.set_known_tokens(static_cast<uint32_t>(rows));
+  for (int i = 0; i < rows; ++i) row.add_tokens(options_.test_token);
+  std::string sampled(static_cast<size_t>(rows + 7) / 8, '\0');
+  sampled.back() = static_cast<char>(1 << ((rows - 1) % 8));
+  row.set_sample_bitmap(sampled);
+  for (int block = 0; block * options_.plan.kv_block_tokens < rows; ++block) {
+    row.add_blocks(static_cast<uint32_t>(block));
+  }
   plan.add_ends(kTestSequence);
   return Transmit(std::move(plan)).status();
 }

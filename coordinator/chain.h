@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/executor.h"
 #include "coordinator/chain_plan.h"
+#include "coordinator/warm_up.h"
 #include "layercake/v1/inference.pb.h"
 #include "proto/link.h"
 
@@ -31,7 +32,8 @@ namespace layercake::coordinator {
 struct ChainOptions {
   ChainPlan plan;
   uint64_t term = 1;
-  int32_t test_token = 0;  // prompt of the request that tests the chain before it serves
+  int32_t test_token = 0;                         // what the prompts before serving are made of
+  absl::Duration warm_up = absl::ZeroDuration();  // for those behind the test of the chain (WarmUp)
   absl::Duration heartbeat = absl::Seconds(1);
   absl::Duration lease = absl::Seconds(5);           // silence that ends a worker's session
   absl::Duration hello_timeout = absl::Seconds(10);  // from a session's start to its Hello
@@ -128,7 +130,10 @@ class Chain {
   void Refuse(SessionId id, const absl::Status& reason);
   void Assign();
   void AdvanceStartup();
-  absl::Status StartTest();
+  // A prompt of warm_up_.rows().
+  absl::Status SendTest();
+  // What came back of it; serving begins, or the next one goes.
+  absl::Status OnTestResult(const v1::StepResult& result, base::Instant sent);
   void SetState(v1::ChainState state);
   void DropLink(Worker& worker, const absl::Status& reason);
 
@@ -159,6 +164,7 @@ class Chain {
   // Closed links, destroyed from a task of their own: a link may be on the stack when it closes.
   std::shared_ptr<std::vector<std::unique_ptr<CoordinatorLink>>> closed_links_;
 
+  WarmUp warm_up_;
   uint64_t next_step_ = 1;
   std::deque<InFlight> in_flight_;
   base::Instant state_since_;

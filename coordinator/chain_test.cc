@@ -1,5 +1,6 @@
 #include "coordinator/chain.h"
 
+#include <bit>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,8 +19,7 @@ using ::testing::HasSubstr;
 
 class ChainTest : public ::testing::Test {
  protected:
-  void StartChain(int stages) {
-    ChainOptions options;
+  void StartChain(int stages, ChainOptions options = {}) {
     for (int i = 0; i < stages; ++i) {
       options.plan.stages.push_back({static_cast<uint32_t>(i), static_cast<uint32_t>(i) + 1});
     }
@@ -172,6 +172,59 @@ TEST_F(ChainTest, CarriesTheOfferUpstreamAndServesAfterTheTest) {
   EXPECT_FALSE(serving_);
   last->Say(Result(1, 0, 1));
   EXPECT_TRUE(serving_);
+}
+
+// Prompts that no client waits for: of growing sizes, whole, each in the first blocks of the cache.
+TEST_F(ChainTest, WarmsUpWithGrowingPromptsBeforeItServes) {
+  ChainOptions options;
+  options.test_token = 3;
+  options.warm_up = absl::Seconds(1);
+  options.plan.max_rows = 100;
+  options.plan.context_tokens = 64;
+  options.plan.kv_blocks = 2;
+  options.plan.kv_block_tokens = 20;
+  StartChain(1, options);
+  const auto worker = Dial();
+  worker->Say(Ready());
+  uint64_t step = 0;
+  for (const int rows : {1, 1, 8, 16, 32, 40}) {
+    ASSERT_NE(worker->Last(v1::ToWorker::kPlan), nullptr);
+    const v1::MicroBatchPlan& plan = worker->Last(v1::ToWorker::kPlan)->plan();
+    EXPECT_EQ(plan.step(), ++step);
+    ASSERT_EQ(plan.rows_size(), 1);
+    const v1::RowDescriptor& row = plan.rows(0);
+    EXPECT_EQ(row.tokens_size(), rows);
+    EXPECT_EQ(row.tokens(rows - 1), 3);
+    EXPECT_EQ(row.known_tokens(), static_cast<uint32_t>(rows));
+    EXPECT_EQ(plan.begins(0).prompt_tokens(), static_cast<uint32_t>(rows));
+    EXPECT_EQ(row.blocks_size(), (rows + 19) / 20);
+    int sampled = 0;
+    for (const char byte : row.sample_bitmap())
+      sampled += std::popcount(static_cast<uint8_t>(byte));
+    EXPECT_EQ(sampled, 1);
+    EXPECT_NE(row.sample_bitmap()[static_cast<size_t>(rows - 1) / 8] & (1 << ((rows - 1) % 8)), 0);
+    EXPECT_FALSE(serving_);
+    loop_.Advance(absl::Milliseconds(2));
+    worker->Say(Result(step, 0, 1));
+  }
+  EXPECT_TRUE(serving_);
+  EXPECT_TRUE(results_.empty());
+}
+
+TEST_F(ChainTest, AStepOfTheWarmUpThatFindsANonFiniteValueEndsTheStart) {
+  ChainOptions options;
+  options.warm_up = absl::Seconds(1);
+  options.plan.max_rows = options.plan.context_tokens = options.plan.kv_blocks = 16;
+  StartChain(1, options);
+  const auto worker = Dial();
+  worker->Say(Ready());
+  worker->Say(Result(1, 0, 1));
+  ASSERT_EQ(worker->Last(v1::ToWorker::kPlan)->plan().step(), 2u);
+  v1::FromWorker bad = Result(2, 0, 0);
+  bad.mutable_step_result()->mutable_results(0)->set_non_finite_stage(0);
+  worker->Say(bad);
+  EXPECT_FALSE(serving_);
+  EXPECT_FALSE(failed_.ok());
 }
 
 TEST_F(ChainTest, CarriesTheOfferOfTheWayBackToTheLastStage) {

@@ -21,6 +21,8 @@ constexpr int kDefaultContext = 4096;
 constexpr int kMaxContext = 1 << 20;
 constexpr int kMaxRows = 4096;
 constexpr int kMaxSequences = 4096;
+// What a start may take longer for the sake of the first prompts.
+constexpr absl::Duration kWarmUp = absl::Seconds(1);
 
 std::string TokenText(const model::Tokenizer& tokenizer, std::optional<model::TokenId> id) {
   if (!id) return "";
@@ -228,6 +230,7 @@ EngineOptions MakeEngineOptions(const CoordinatorProcessOptions& options, const 
   chain.plan = model.plan;
   chain.term = term;
   chain.test_token = model.tokenizer->bos_id().value_or(0);
+  chain.warm_up = kWarmUp;
   chain.worker_wait = options.worker_wait;
   chain.load_silence = options.load_silence;
   chain.connect_timeout = options.connect_timeout;
