@@ -1,6 +1,6 @@
 // The steps of a chain before it serves: one token tests it, then prompts of growing sizes make it
-// warm. So the first client of a size does not wait until its kernels are loaded, and the scheduler
-// knows what sizes cost before it has to cut a prompt.
+// warm, so that the first client of a size does not wait until its kernels are loaded. (Their times
+// say as much of loading as of computing: the scheduler does not learn from them.)
 //
 // Pure; any thread.
 #pragma once

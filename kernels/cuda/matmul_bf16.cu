@@ -256,10 +256,15 @@ cudaError_t PrepareBf16Matmul(const Context& context, PFN_cuTensorMapEncodeTiled
       if (error != cudaSuccess) return error;
     }
   }
+  constexpr char kEncode[] = "cuTensorMapEncodeTiled";
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &found);
+#if CUDART_VERSION >= 12050
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(kEncode, &function, 12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint(kEncode, &function, cudaEnableDefault, &found);
+#endif
   if (error != cudaSuccess) return error;
   if (found == cudaDriverEntryPointSuccess) {
     *encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
