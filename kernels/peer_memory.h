@@ -52,7 +52,7 @@ class PeerMemory {
   virtual absl::Status Copy(Buffer from, Buffer to, size_t bytes) = 0;
 
   // Pins host pages, so that copies between them and the device need no bounce; the task undoes
-  // it. Internal when the driver or a limit of the process refuses.
+  // it, on whichever thread it runs. Internal when the driver or a limit of the process refuses.
   virtual absl::StatusOr<base::Task> PinHost(absl::Span<std::byte> pages) = 0;
 };
 

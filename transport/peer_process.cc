@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,10 +14,12 @@ namespace layercake::transport {
 PeerProcess::PeerProcess(std::vector<std::string> words) {
   std::array<int, 2> to{-1, -1};
   std::array<int, 2> from{-1, -1};
-  if (pipe2(to.data(), O_CLOEXEC) != 0 || pipe2(from.data(), O_CLOEXEC) != 0) return;
+  // Writes into a socket can do without SIGPIPE, writes into a pipe cannot.
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, to.data()) != 0) return;
   const base::UniqueFd their_input(to[0]);
-  const base::UniqueFd their_output(from[1]);
   input_.Reset(to[1]);
+  if (pipe2(from.data(), O_CLOEXEC) != 0) return;
+  const base::UniqueFd their_output(from[1]);
   output_.Reset(from[0]);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -32,7 +35,8 @@ PeerProcess::PeerProcess(std::vector<std::string> words) {
 
 bool PeerProcess::Write(const std::string& line) const {
   const std::string text = line + "\n";
-  return write(input_.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  return send(input_.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(text.size());
 }
 
 std::string PeerProcess::ReadLine() const {

@@ -1,0 +1,29 @@
+#include "transport/peer_process.h"
+
+#include <gtest/gtest.h>
+
+namespace layercake::transport {
+namespace {
+
+TEST(PeerProcess, AnswersLineByLine) {
+  PeerProcess peer({"/bin/cat"});
+  ASSERT_TRUE(peer.Write("one"));
+  ASSERT_TRUE(peer.Write("two"));
+  EXPECT_EQ(peer.ReadLine(), "one");
+  EXPECT_EQ(peer.ReadLine(), "two");
+}
+
+TEST(PeerProcess, SaysThatItHasEnded) {
+  PeerProcess peer({"/bin/true"});
+  EXPECT_EQ(peer.ReadLine(), "");
+  EXPECT_FALSE(peer.Write("anybody there?"));
+}
+
+TEST(PeerProcess, AProgramThatIsNotThereReadsAsOneThatEnded) {
+  PeerProcess peer({"/no/such/program"});
+  EXPECT_EQ(peer.ReadLine(), "");
+  EXPECT_FALSE(peer.Write("anybody there?"));
+}
+
+}  // namespace
+}  // namespace layercake::transport
