@@ -318,7 +318,11 @@ int Scheduler::RowsWithin(double limit, const StepShape& others, int position, i
   const auto fits = [&](int rows) {
     StepShape shape = others;
     shape.Add(ShapeOf(position, rows, false));
-    return SlowestStage(shape) <= limit;
+    double slowest = 0;
+    for (const StepCostModel& cost : costs_) {
+      slowest = std::max(slowest, decoding_ > 0 ? cost.PredictAtMost(shape) : cost.Predict(shape));
+    }
+    return slowest <= limit;
   };
   if (limit == std::numeric_limits<double>::infinity() || fits(most)) return most;
   int rows = 0;

@@ -18,6 +18,9 @@ constexpr size_t kRows = 0;  // of the terms
 constexpr double kRowsOfReading = 64;
 // What is only thought has to be better by this much than what was seen.
 constexpr double kDoubt = 1.05;
+// Entries from which on a chunk is deep in its prompt, and how often its rows read each at least.
+constexpr double kDeep = 256;
+constexpr double kDepth = 4;
 
 }  // namespace
 
@@ -66,6 +69,7 @@ void StepCostModel::Add(const StepShape& shape, double seconds) {
   if (!(seconds > 0)) return;
   const Sample sample = {.rows = shape.rows, .seconds = seconds, .terms = TermsOf(shape)};
   const size_t index = ClassOf(shape.rows);
+  saw_depth_ = saw_depth_ || (shape.entries >= kDeep && shape.reads >= kDepth * shape.entries);
   const bool doubtful = classes_[index].steps == 0 && ready() && seconds > Predict(shape);
   AddToClass(index, sample);
   ++samples_;
@@ -164,6 +168,12 @@ double StepCostModel::Predict(const StepShape& shape, int64_t least_steps) const
   const double low = RatioOf(*below);
   const double high = RatioOf(*above);
   return std::clamp(line + beside, line * std::min(low, high), line * std::max(low, high));
+}
+
+double StepCostModel::PredictAtMost(const StepShape& shape) const {
+  StepShape most = shape;
+  if (!saw_depth_) most.entries = std::max(shape.entries, shape.reads);
+  return Predict(most);
 }
 
 double StepCostModel::Unmeasured(double rows) { return kRowsOfReading + rows; }

@@ -49,6 +49,9 @@ class StepCostModel {
   // Enough samples to be better than no model.
   bool ready() const { return samples_ >= kEnough; }
   double Predict(const StepShape& shape) const;
+  // The same for what may not take longer than thought: as long as no chunk in the depth of a
+  // prompt was seen, what its rows read is thought to cost what an entry costs that one row reads.
+  double PredictAtMost(const StepShape& shape) const;
   // The same up to the largest step that was seen. Beyond it no worse than Unmeasured grows.
   double PredictUnseen(const StepShape& shape) const;
   // How a step grows with its rows where nothing was measured; in no unit.
@@ -88,6 +91,7 @@ class StepCostModel {
   std::array<RowClass, kClasses> classes_{};
   std::array<std::array<Sample, kClassMemory>, kClasses> latest_{};  // rings
   int64_t samples_ = 0;
+  bool saw_depth_ = false;  // a step whose rows read far more than there are entries
 };
 
 }  // namespace layercake::coordinator

@@ -155,5 +155,26 @@ TEST(StepCostModel, IsNotReadyBeforeItHasSeenSteps) {
   EXPECT_FALSE(model.Saw(16));
 }
 
+// Decodes say what an entry costs that one row reads; what it costs each row of a chunk is thought
+// to be as much until a chunk has shown it.
+TEST(StepCost, AtMostCountsWhatAChunkReadsUntilOneWasSeen) {
+  StepCostModel cost;
+  // 4 ms, 0.1 ms a row, 1 us an entry, however many rows read it.
+  const auto seconds = [](const StepShape& shape) {
+    return 4e-3 + 1e-4 * shape.rows + 1e-6 * shape.entries;
+  };
+  cost.Add(ShapeOf(0, 64, false), seconds(ShapeOf(0, 64, false)));
+  for (int position = 100; position < 3000; position += 10) {
+    const StepShape decode = ShapeOf(position, 1, true);
+    cost.Add(decode, seconds(decode));
+  }
+  const StepShape chunk = ShapeOf(4000, 64, false);
+  EXPECT_GT(cost.PredictAtMost(chunk), 3 * cost.Predict(chunk));
+  EXPECT_NEAR(cost.PredictAtMost(ShapeOf(2000, 1, true)) / cost.Predict(ShapeOf(2000, 1, true)), 1,
+              1e-9);
+  cost.Add(ShapeOf(2000, 64, false), seconds(ShapeOf(2000, 64, false)));
+  EXPECT_EQ(cost.PredictAtMost(chunk), cost.Predict(chunk));
+}
+
 }  // namespace
 }  // namespace layercake::coordinator
