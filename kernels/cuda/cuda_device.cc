@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/device_facts.h"
 
 namespace layercake::kernels {
 namespace cuda {
@@ -32,24 +33,19 @@ std::string UuidText(const cudaUUID_t& uuid) {
                       hex.substr(16, 4), "-", hex.substr(20));
 }
 
-absl::StatusOr<int> Attribute(int device, cudaDeviceAttr attribute) {
-  int value = 0;
-  LC_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&value, attribute, device),
-                                absl::StrCat("read attribute ", static_cast<int>(attribute))));
-  return value;
-}
-
 absl::StatusOr<Context> MakeContext(const CudaDeviceFacts& facts) {
   Context context;
-  context.device = facts.index;
-  context.compute_major = facts.compute_major;
-  context.compute_minor = facts.compute_minor;
-  context.use_pdl = facts.compute_major >= 9;
-  LC_ASSIGN_OR_RETURN(context.sm_count, Attribute(facts.index, cudaDevAttrMultiProcessorCount));
-  LC_ASSIGN_OR_RETURN(const int l2_bytes, Attribute(facts.index, cudaDevAttrL2CacheSize));
-  context.l2_bytes = static_cast<size_t>(l2_bytes);
-  LC_ASSIGN_OR_RETURN(context.max_shared_bytes,
-                      Attribute(facts.index, cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  const cudaError_t error = DescribeDevice(facts.index, &context);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    static_cast<void>(cudaGetLastError());
+    return absl::FailedPreconditionError(
+        absl::StrCat("this build has no code for ", facts.name, " (compute capability ",
+                     facts.compute_major, ".", facts.compute_minor,
+                     "); build with LAYERCAKE_CUDA_ARCHITECTURES=", facts.compute_major,
+                     facts.compute_minor, " or without that option, for all that are known"));
+  }
+  LC_RETURN_IF_ERROR(
+      CudaStatus(error, absl::StrCat("open cuda:", facts.index, " (", facts.name, ")")));
   return context;
 }
 
@@ -64,8 +60,6 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const CudaDeviceF
   }
   std::unique_ptr<CudaDevice> device(new CudaDevice);
   device->name_ = absl::StrCat("cuda:", facts.uuid);
-  LC_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(facts.index),
-                                absl::StrCat("open cuda:", facts.index, " (", facts.name, ")")));
   LC_ASSIGN_OR_RETURN(device->context_, MakeContext(facts));
   LC_RETURN_IF_ERROR(CudaStatus(
       cudaStreamCreateWithFlags(&device->context_.stream, cudaStreamNonBlocking), "make a stream"));

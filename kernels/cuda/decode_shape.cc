@@ -57,7 +57,7 @@ DecodeShape ChooseDecodeShape(const Context& context, int64_t items, int unit_by
       std::min(wanted, static_cast<int>(MostDecodeSharedBytes(context) / shape.stage_bytes));
   if (shape.stages < kMinStages) return {};
   shape.shared_bytes = shape.stage_bytes * static_cast<uint32_t>(shape.stages);
-  if (context.compute_major >= 9) {
+  if (context.code_major >= 9) {
     shape.shared_bytes = std::max(shape.shared_bytes, MoreThanHalf(context));
   }
   return shape;

@@ -11,7 +11,7 @@ namespace {
 Context Device(int sm_count, int major, int minor, int shared_kilobytes) {
   Context context;
   context.sm_count = sm_count;
-  context.compute_major = major;
+  context.compute_major = context.code_major = major;
   context.compute_minor = minor;
   context.max_shared_bytes = shared_kilobytes * 1024;
   return context;
@@ -60,7 +60,7 @@ TEST(DecodeShape, FitsTheSharedMemory) {
 
 TEST(DecodeShape, LeavesNoRoomForAnotherBlockWhereKernelsBeginEarly) {
   for (const Context& device : kDevices) {
-    if (device.compute_major < 9) continue;
+    if (device.code_major < 9) continue;
     for (const int unit : kUnits) {
       for (const int64_t items : {200, 800, 8640}) {
         for (int rows = 1; rows <= 16; ++rows) {

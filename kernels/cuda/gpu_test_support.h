@@ -14,6 +14,7 @@
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/kernels_test_support.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/device_facts.h"
 
 namespace layercake::kernels::cuda {
 
@@ -25,15 +26,8 @@ class GpuTest : public testing::Test {
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
       GTEST_SKIP() << "no CUDA device";
     }
-    cudaDeviceProp properties = {};
-    ASSERT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+    ASSERT_EQ(DescribeDevice(0, &context_), cudaSuccess);
     ASSERT_EQ(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking), cudaSuccess);
-    context_.sm_count = properties.multiProcessorCount;
-    context_.compute_major = properties.major;
-    context_.compute_minor = properties.minor;
-    context_.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
-    context_.max_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-    context_.use_pdl = properties.major >= 9;
   }
 
   void TearDown() override {

@@ -20,6 +20,7 @@
 #include "base/random.h"
 #include "kernels/cpu/kernels_test_support.h"
 #include "kernels/cuda/context.h"
+#include "kernels/cuda/device_facts.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_large.h"
 
@@ -52,13 +53,7 @@ constexpr int kMostRows = 2048;
 
 Context MakeContext() {
   Context context;
-  cudaDeviceProp properties = {};
-  Must(cudaGetDeviceProperties(&properties, 0));
-  context.sm_count = properties.multiProcessorCount;
-  context.compute_major = properties.major;
-  context.compute_minor = properties.minor;
-  context.max_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-  context.use_pdl = properties.major >= 9;
+  Must(DescribeDevice(0, &context));
   Must(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking));
   return context;
 }

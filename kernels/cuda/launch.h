@@ -23,9 +23,12 @@ struct Context {
   int sm_count = 0;
   int compute_major = 0;
   int compute_minor = 0;
+  // Of the compute capability that the code was compiled for which runs there: what kernels see as
+  // __CUDA_ARCH__ / 100. Below the device's own where a newer one runs a build for older ones.
+  int code_major = 0;
   size_t l2_bytes = 0;
   int max_shared_bytes = 0;  // of one block, opted in
-  bool use_pdl = false;      // compute capability 9.0 and newer
+  bool use_pdl = false;      // code for 9.0 and newer
 };
 
 // Launches kernel<<<grid, block, shared_bytes>>>(arguments...) on the context's stream. More than

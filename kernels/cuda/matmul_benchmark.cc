@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/device_facts.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/unit_layout.h"
 
@@ -43,13 +44,9 @@ absl::StatusOr<Context> MakeContext() {
   Context context;
   cudaDeviceProp properties = {};
   LC_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, 0), "find a device"));
+  LC_RETURN_IF_ERROR(CudaStatus(DescribeDevice(0, &context), "open the device"));
   LC_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking),
                                 "make a stream"));
-  context.sm_count = properties.multiProcessorCount;
-  context.compute_major = properties.major;
-  context.compute_minor = properties.minor;
-  context.max_shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
-  context.use_pdl = properties.major >= 9;
   std::printf("%s, %d multiprocessors\n", properties.name, context.sm_count);
   return context;
 }

@@ -346,7 +346,7 @@ cudaError_t LaunchRows(const Context& context, Kernel* kernel, const SamplingSha
 }  // namespace
 
 cudaError_t PrepareSampling(const Context& context) {
-  if (context.compute_major < 9) return cudaSuccess;
+  if (context.code_major < 9) return cudaSuccess;
   const cudaError_t allowed =
       AllowSharedBytes(SampleKernel<kSampleBlocks>, static_cast<size_t>(context.max_shared_bytes));
   if (allowed != cudaSuccess) return allowed;
@@ -359,8 +359,8 @@ cudaError_t PrepareSampling(const Context& context) {
 cudaError_t LaunchSample(const Context& context, float* logits, int64_t vocabulary,
                          const SampleJob* jobs, int count, bool greedy, SampleOutcome* outcomes) {
   const SamplingShape shape =
-      greedy ? ChooseGreedy(context.compute_major, vocabulary)
-             : ChooseSampling(context.compute_major, context.max_shared_bytes, vocabulary);
+      greedy ? ChooseGreedy(context.code_major, vocabulary)
+             : ChooseSampling(context.code_major, context.max_shared_bytes, vocabulary);
   const SampleArguments arguments = {logits, static_cast<int32_t>(vocabulary), shape.slice, jobs,
                                      outcomes};
   if (greedy) {

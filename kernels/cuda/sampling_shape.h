@@ -19,19 +19,19 @@ struct SamplingShape {
 };
 
 // Depends on nothing but the device and the vocabulary, never on the number of rows.
-inline SamplingShape ChooseSampling(int compute_major, int max_shared_bytes, int64_t vocabulary) {
+inline SamplingShape ChooseSampling(int code_major, int max_shared_bytes, int64_t vocabulary) {
   const int64_t quads = (vocabulary + 3) / 4;
   const int64_t slice = (quads + kSampleBlocks - 1) / kSampleBlocks * 4;
   const size_t bytes = kSampleMemoryBytes + static_cast<size_t>(slice) * sizeof(float);
-  if (compute_major >= 9 && bytes <= static_cast<size_t>(std::max(max_shared_bytes, 0))) {
+  if (code_major >= 9 && bytes <= static_cast<size_t>(std::max(max_shared_bytes, 0))) {
     return {kSampleBlocks, static_cast<int32_t>(slice), bytes};
   }
   return {1, static_cast<int32_t>(quads * 4), kSampleMemoryBytes};
 }
 
 // The greedy kernel keeps no logits: clusters serve any vocabulary.
-inline SamplingShape ChooseGreedy(int compute_major, int64_t vocabulary) {
-  const int blocks = compute_major >= 9 ? kSampleBlocks : 1;
+inline SamplingShape ChooseGreedy(int code_major, int64_t vocabulary) {
+  const int blocks = code_major >= 9 ? kSampleBlocks : 1;
   const int64_t quads = (vocabulary + 3) / 4;
   return {blocks, static_cast<int32_t>((quads + blocks - 1) / blocks * 4), kSampleMemoryBytes};
 }

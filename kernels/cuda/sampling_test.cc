@@ -155,7 +155,7 @@ class SamplingTest : public GpuTest {
   void Compare(const std::vector<float>& logits, int vocabulary,
                const std::vector<SampleRequest>& requests, bool greedy = false) {
     Context without_clusters = context_;
-    without_clusters.compute_major = 8;
+    without_clusters.code_major = 8;
     const auto got = Run(context_, logits, vocabulary, requests, greedy);
     const auto alone = Run(without_clusters, logits, vocabulary, requests, greedy);
     Sampler sampler(ScalarKernels());
