@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kMostColumns = int64_t{1} << 22;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Addresses in shared memory. A stage: tiles of weights, then the activations.
+// Addresses in shared memory. A stage: a tile of weights, half of it for each warpgroup, then the
+// activations.
 template <typename Shape>
 struct Bf16Ring {
   uint32_t stages;
@@ -94,9 +95,9 @@ __device__ void Produce(const Bf16Arguments& a, const Bf16Ring<Shape>& ring) {
                  "r"(Shape::kStageBytes)
                  : "memory");
 #pragma unroll
-    for (int tile = 0; tile < Shape::kTiles; ++tile) {
-      copier.Copy(ring.Stage(stage) + static_cast<uint32_t>(tile) * kBf16TileBytes,
-                  a.weights[Shape::kGated ? tile : step.item().product], step.column(),
+    for (int matrix = 0; matrix < (Shape::kGated ? 2 : 1); ++matrix) {
+      copier.Copy(ring.Stage(stage) + static_cast<uint32_t>(matrix) * kBf16TileBytes / 2,
+                  a.weights[Shape::kGated ? matrix : step.item().product], step.column(),
                   step.item().first_row, barrier, Keep::kBriefly);
     }
   };
@@ -113,7 +114,7 @@ __device__ void Produce(const Bf16Arguments& a, const Bf16Ring<Shape>& ring) {
       BarrierWait(ring.Empty(stage.index), stage.parity ^ 1);
       copy_weights(step, stage.index);
     }
-    copier.Copy(ring.Stage(stage.index) + Shape::kWeightBytes, a.x, step.column(), 0,
+    copier.Copy(ring.Stage(stage.index) + kBf16TileBytes, a.x, step.column(), 0,
                 ring.Full(stage.index), Keep::kLong);
     stage.Next();
     used = used || stage.index == 0;
@@ -124,26 +125,23 @@ __device__ void Produce(const Bf16Arguments& a, const Bf16Ring<Shape>& ring) {
 template <typename Shape>
 __device__ __forceinline__ void MultiplyStage(uint32_t stage, int warpgroup,
                                               Bf16Sums<Shape>& sums) {
-  constexpr uint32_t kGroupRows = 64;
   const uint64_t weights = WgmmaSwizzled(
-      stage + static_cast<uint32_t>(warpgroup) * kGroupRows * kBf16RowBytes, kBf16GroupBytes, 16);
-  const uint64_t x = WgmmaSwizzled(stage + Shape::kWeightBytes, kBf16GroupBytes, 16);
+      stage + static_cast<uint32_t>(warpgroup) * kBf16TileBytes / 2, kBf16GroupBytes, 16);
+  const uint64_t x = WgmmaSwizzled(stage + kBf16TileBytes, kBf16GroupBytes, 16);
+  // Without this ptxas of CUDA 13.0 waits for each instruction (C7520).
+  HoldRegisters(sums.value);
   WgmmaFence();
 #pragma unroll
   for (uint32_t k = 0; k < kBf16Columns / 16; ++k) {
     // 16 columns are 32 bytes.
-#pragma unroll
-    for (uint32_t tile = 0; tile < Shape::kTiles; ++tile) {
-      WgmmaBf16<Shape::kTokens>(sums.value[tile], weights + (tile * kBf16TileBytes + k * 32) / 16,
-                                x + k * 32 / 16);
-    }
+    WgmmaBf16<Shape::kTokens>(sums.value, weights + k * 32 / 16, x + k * 32 / 16);
   }
   WgmmaCommit();
 }
 
 template <typename Shape>
 __device__ __forceinline__ void Consume(const Bf16Arguments& a, const Bf16Ring<Shape>& ring,
-                                        int warp, int lane) {
+                                        float4* exchange, int warp, int lane) {
   // From one lane, so that it is known to be the same in all.
   const int warpgroup = __shfl_sync(~0u, warp / 4, 0);
   Bf16Sums<Shape> sums(warp, lane);
@@ -158,8 +156,7 @@ __device__ __forceinline__ void Consume(const Bf16Arguments& a, const Bf16Ring<S
       // At once: the copies have more to do than the tensor cores, which the other warpgroup keeps
       // busy meanwhile.
       WgmmaWait<0>();
-#pragma unroll
-      for (int tile = 0; tile < Shape::kTiles; ++tile) HoldRegisters(sums.value[tile]);
+      HoldRegisters(sums.value);
       if (lane == 0) BarrierArrive(ring.Empty(stage.index));
       stage.Next();
     }
@@ -171,7 +168,7 @@ __device__ __forceinline__ void Consume(const Bf16Arguments& a, const Bf16Ring<S
     if constexpr (!Shape::kGated) sums.AddBefore(a, item);
     if (segment.end < a.work.blocks) sums.Gather(a, (segment.item + 1) * a.work.blocks);
     if constexpr (Shape::kGated) {
-      sums.StoreGated(a, item);
+      sums.StoreGated(a, item, exchange);
     } else {
       sums.Store(a, item);
     }
@@ -190,8 +187,10 @@ __global__ void __launch_bounds__(kBf16Threads, 1)
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  // The exchange stands before the stages, whose place is aligned by hand.
+  const uint32_t after_exchange = SharedAddress(shared) + Shape::kExchangeBytes;
   const Bf16Ring<Shape> ring = {
-      (SharedAddress(shared) + kBf16GroupBytes - 1) / kBf16GroupBytes * kBf16GroupBytes,
+      (after_exchange + kBf16GroupBytes - 1) / kBf16GroupBytes * kBf16GroupBytes,
       SharedAddress(barriers)};
   if (threadIdx.x == 0) ring.Init();
   __syncthreads();
@@ -201,7 +200,9 @@ __global__ void __launch_bounds__(kBf16Threads, 1)
     return;
   }
   GridDependencyWait();
-  if (warp < kBf16Warps) Consume<Shape>(a, ring, warp, lane);
+  if (warp < kBf16Warps) {
+    Consume<Shape>(a, ring, reinterpret_cast<float4*>(shared), warp, lane);
+  }
 #endif
 }
 
@@ -240,7 +241,7 @@ bool Describe(const Bf16Scratch& scratch, const uint16_t* matrix, int64_t rows, 
 }  // namespace
 
 size_t Bf16PartialBytes(int sm_count) {
-  return sizeof(float) * static_cast<size_t>(sm_count) * kBf16MostRows * 2 * kBf16TileRows;
+  return sizeof(float) * static_cast<size_t>(sm_count) * kBf16MostRows * kBf16TileRows;
 }
 size_t Bf16FlagBytes(int sm_count) {
   return sizeof(uint32_t) * static_cast<size_t>(sm_count) * kBf16Warps;
@@ -287,15 +288,16 @@ cudaError_t MultiplyBf16(const Context& context, const Bf16Products& products, c
   a.gated = products.gated;
   a.partials = static_cast<float4*>(scratch.partials);
   a.flags = scratch.flags;
+  const int item_rows = gated ? kBf16TileRows / 2 : kBf16TileRows;
   int64_t items = 0;
   for (int i = 0; i < products.count; ++i) {
     const Bf16Product& product = products.product[i];
     a.product[i] = product;
-    if (!Describe(scratch, product.weights, product.n, products.k, kBf16TileRows, &a.weights[i])) {
+    if (!Describe(scratch, product.weights, product.n, products.k, item_rows, &a.weights[i])) {
       return cudaErrorInvalidValue;
     }
     // Up goes with gate.
-    if (!gated || i == 0) items += (product.n + kBf16TileRows - 1) / kBf16TileRows;
+    if (!gated || i == 0) items += (product.n + item_rows - 1) / item_rows;
   }
   if (!Describe(scratch, x, rows, products.k, tokens, &a.x)) return cudaErrorInvalidValue;
   const int64_t steps = (products.k + kBf16Columns - 1) / kBf16Columns;

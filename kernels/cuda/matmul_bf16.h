@@ -2,8 +2,8 @@
 // so few rows that reading the weights is what takes the time.
 //
 // The copy engine brings 64 columns of weights and of activations to shared memory, swizzled as
-// wgmma reads them; sums are float32. The work is items of 128 rows of weights (of gate and as many
-// of up, where they are multiplied together) by all rows of activations, dealt out as in
+// wgmma reads them; sums are float32. The work is items of 128 rows of weights (64 of gate and
+// as many of up, where they are multiplied together) by all rows of activations, dealt out as in
 // unit_work.h: what is cut is added up in ascending order of columns by the block that began it. So
 // bits depend on n, k, Bf16ItemTokens of the rows, the matrices of the launch and the
 // multiprocessors.

@@ -9,7 +9,7 @@ namespace layercake::kernels::cuda {
 constexpr int kBf16Columns = 64;  // of a stage: the swizzle's 128 bytes
 constexpr int kBf16RowBytes = 2 * kBf16Columns;
 constexpr int kBf16GroupBytes = 8 * kBf16RowBytes;  // within which the swizzle moves
-constexpr int kBf16TileRows = 128;                  // of weights that one copy brings
+constexpr int kBf16TileRows = 128;                  // of weights in a stage
 constexpr int kBf16Warps = 8;  // consumers: two warpgroups of 64 rows of a tile
 constexpr int kBf16Threads = 32 * (kBf16Warps + 1);
 constexpr uint32_t kBf16TileBytes = kBf16TileRows * kBf16RowBytes;
@@ -29,21 +29,24 @@ struct Bf16Arguments {
   uint32_t* flags;
 };
 
-// An item is a tile of weights; where they are gate and up, one of each. (Two tiles of one matrix
-// would read the activations half as often, but leave and gather twice as much.)
+// An item is kBf16TileRows rows of a matrix; or half as many of gate, which the first warpgroup
+// multiplies, and as many of up, which the second does. (Twice the rows would read the activations
+// half as often, but leave and gather twice as much.)
 template <int kTokenCount, bool kIsGated>
 struct Bf16Shape {
   static constexpr int kTokens = kTokenCount;
   static constexpr bool kGated = kIsGated;
-  static constexpr int kTiles = kGated ? 2 : 1;
   static constexpr int kSums = kTokens / 2;  // of 64 rows in each lane of a warpgroup
-  static constexpr uint32_t kWeightBytes = kTiles * kBf16TileBytes;
-  static constexpr uint32_t kStageBytes = kWeightBytes + kTokens * kBf16RowBytes;
+  static constexpr int kItemRows = kGated ? kBf16TileRows / 2 : kBf16TileRows;
+  static constexpr uint32_t kStageBytes = kBf16TileBytes + kTokens * kBf16RowBytes;
+  // Where the second warpgroup hands its sums to the first.
+  static constexpr int kExchangeBytes = kGated ? 64 * kTokens * 4 : 0;
   // One group is lost to alignment.
   static constexpr int kStages =
-      (kBf16SharedBudget - kBf16GroupBytes) / static_cast<int>(kStageBytes);
-  static constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes + kBf16GroupBytes;
-  static_assert(kStages >= 3);
+      (kBf16SharedBudget - kBf16GroupBytes - kExchangeBytes) / static_cast<int>(kStageBytes);
+  static constexpr size_t kSharedBytes =
+      size_t{kStages} * kStageBytes + kExchangeBytes + kBf16GroupBytes;
+  static_assert(kStages >= 6);
 };
 
 struct Bf16Item {
@@ -52,7 +55,7 @@ struct Bf16Item {
 };
 template <typename Shape>
 __device__ __forceinline__ Bf16Item Bf16ItemAt(const Bf16Arguments& a, uint32_t index) {
-  Bf16Item item = {0, int64_t{index} * kBf16TileRows};
+  Bf16Item item = {0, int64_t{index} * Shape::kItemRows};
   while (!Shape::kGated && item.product + 1 < a.count) {
     const int64_t tiles = (a.product[item.product].n + kBf16TileRows - 1) / kBf16TileRows;
     if (item.first_row < tiles * kBf16TileRows) break;

@@ -9,22 +9,19 @@
 
 namespace layercake::kernels::cuda {
 
-// What a lane has of an item: of each tile rows g = lane / 4 and g + 8 of its warp's 16; of every
-// eight rows of activations (tokens) 2 (lane % 4) and the one behind. value[tile][4 n + 2 r + i] is
-// row g + 8 r and the i-th of the two tokens from 8 n on.
+// What a lane has of an item: rows g = lane / 4 and g + 8 of its warp's 16; of every eight rows of
+// activations (tokens) 2 (lane % 4) and the one behind. value[4 n + 2 r + i] is row g + 8 r and the
+// i-th of the two tokens from 8 n on.
 template <typename Shape>
 class Bf16Sums {
  public:
-  float value[Shape::kTiles][Shape::kSums];
+  float value[Shape::kSums];
 
   __device__ Bf16Sums(int warp, int lane) : warp_(warp), lane_(lane) {}
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
-    for (int tile = 0; tile < Shape::kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < Shape::kSums; ++i) value[tile][i] = 0;
-    }
+    for (float& sum : value) sum = 0;
   }
 
   // Leaves them for the block that began the item.
@@ -32,7 +29,7 @@ class Bf16Sums {
     float4* const to = Place(a, blockIdx.x);
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const float* const v = value[i / kTileQuads] + 4 * (i % kTileQuads);
+      const float* const v = value + 4 * i;
       __stcg(to + 32 * i, make_float4(v[0], v[1], v[2], v[3]));
     }
     __syncwarp();
@@ -58,9 +55,7 @@ class Bf16Sums {
     __syncwarp();
     uint32_t block = blockIdx.x + 1;
     for (; block + kTogether <= end; block += kTogether) AddParts<kTogether>(a, block);
-    if constexpr (kTogether > 1) {
-      for (; block < end; ++block) AddParts<1>(a, block);
-    }
+    for (; block < end; ++block) AddParts<1>(a, block);
   }
 
   // sum += bias and what stands in out, where the product says so: before Gather, which waits.
@@ -68,67 +63,43 @@ class Bf16Sums {
     static_assert(!Shape::kGated);
     const Bf16Product& product = a.product[item.product];
     if (product.bias != nullptr) {
-      ForEach(a, item, [&](int tile, int i, int64_t row, const float*) {
-        value[tile][i] += product.bias[row];
-      });
+      ForEach(a, item, [&](int i, int64_t row, const float*) { value[i] += product.bias[row]; });
     }
     if (product.accumulate) {
-      ForEach(a, item, [&](int tile, int i, int64_t, const float* out) { value[tile][i] += *out; });
+      ForEach(a, item, [&](int i, int64_t, const float* out) { value[i] += *out; });
     }
   }
 
   // out = sum.
   __device__ __forceinline__ void Store(const Bf16Arguments& a, const Bf16Item& item) const {
-    ForEach(a, item, [&](int tile, int i, int64_t, float* out) { *out = value[tile][i]; });
+    ForEach(a, item, [&](int i, int64_t, float* out) { *out = value[i]; });
   }
 
-  // gated = silu(gate + bias) * (up + bias).
-  __device__ __forceinline__ void StoreGated(const Bf16Arguments& a, const Bf16Item& item) const {
+  // gated = silu(gate + bias) * (up + bias), by the first warpgroup, which has gate. `exchange`:
+  // kExchangeBytes.
+  __device__ __forceinline__ void StoreGated(const Bf16Arguments& a, const Bf16Item& item,
+                                             float4* exchange) {
     static_assert(Shape::kGated);
-    const Bf16Product& gate = a.product[0];
-    const Bf16Product& up = a.product[1];
-    const int64_t row = item.first_row + 16 * warp_ + lane_ / 4;
-    float gate_bias[2] = {0, 0};
-    float up_bias[2] = {0, 0};
+    float4* const place = exchange + warp_ % 4 * 32 * kQuads + lane_;
+    if (warp_ >= 4) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row + 8 * r >= gate.n) continue;
-      if (gate.bias != nullptr) gate_bias[r] = gate.bias[row + 8 * r];
-      if (up.bias != nullptr) up_bias[r] = up.bias[row + 8 * r];
-    }
-    // Lanes of two neighbouring rows have two tokens each, and change one against the other, so
-    // that each writes a pair of columns.
-    const bool second = lane_ / 4 % 2 != 0;
-    const int64_t column = second ? row - 1 : row;
-    int token = 2 * (lane_ % 4) + (second ? 1 : 0);
-    uint16_t* to = a.gated + token * gate.n + column;
-#pragma unroll
-    for (int n = 0; n < Shape::kTokens / 8; ++n) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float v[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = 4 * n + 2 * r + i;
-          v[i] = Silu(value[0][at] + gate_bias[r]) * (value[1][at] + up_bias[r]);
-        }
-        const float own = second ? v[1] : v[0];
-        const float got = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
-        if (token < a.rows && column + 8 * r < gate.n) {
-          *reinterpret_cast<__nv_bfloat162*>(to + 8 * r) =
-              second ? __floats2bfloat162_rn(got, own) : __floats2bfloat162_rn(own, got);
-        }
+      for (int i = 0; i < kQuads; ++i) {
+        const float* const v = value + 4 * i;
+        place[32 * i] = make_float4(v[0], v[1], v[2], v[3]);
       }
-      token += 8;
-      to += 8 * gate.n;
     }
+    SyncConsumers();
+    const int64_t row = item.first_row + 16 * (warp_ % 4) + lane_ / 4;
+    if (warp_ < 4) MultiplyByUp(a, row, place);
+    // Before the next item's sums take the place.
+    SyncConsumers();
+    if (warp_ < 4) StorePairs(a, row);
   }
 
  private:
-  static constexpr int kTileQuads = Shape::kSums / 4;
-  static constexpr int kQuads = Shape::kTiles * kTileQuads;
+  static constexpr int kQuads = Shape::kSums / 4;
   // Parts of an item that are on their way at once, and how much of each, as registers allow.
-  static constexpr int kTogether = kQuads <= 4 ? 4 : kQuads <= 16 ? 2 : 1;
+  static constexpr int kTogether = kQuads <= 4 ? 4 : 2;
   static constexpr int kPiece = kQuads <= 8 ? kQuads : kQuads % 8 == 0 ? 8 : 4;
   static_assert(kQuads % kPiece == 0);
 
@@ -147,7 +118,7 @@ class Bf16Sums {
       for (int part = 0; part < kCount; ++part) {
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) {
-          float* const v = value[(first + i) / kTileQuads] + 4 * ((first + i) % kTileQuads);
+          float* const v = value + 4 * (first + i);
           v[0] += parts[part][i].x;
           v[1] += parts[part][i].y;
           v[2] += parts[part][i].z;
@@ -157,23 +128,72 @@ class Bf16Sums {
     }
   }
 
-  // use(tile, i, row, place in out) for each value that has a place.
+  // All warps of both warpgroups.
+  static __device__ __forceinline__ void SyncConsumers() {
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * kBf16Warps) : "memory");
+  }
+
+  // value = silu(value + bias) * (up + bias), rows `row` and 8 behind.
+  __device__ __forceinline__ void MultiplyByUp(const Bf16Arguments& a, int64_t row,
+                                               const float4* up) {
+    float gate_bias[2] = {0, 0};
+    float up_bias[2] = {0, 0};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r >= a.product[0].n) continue;
+      if (a.product[0].bias != nullptr) gate_bias[r] = a.product[0].bias[row + 8 * r];
+      if (a.product[1].bias != nullptr) up_bias[r] = a.product[1].bias[row + 8 * r];
+    }
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const float4 u = up[32 * i];
+      float* const v = value + 4 * i;
+      v[0] = Silu(v[0] + gate_bias[0]) * (u.x + up_bias[0]);
+      v[1] = Silu(v[1] + gate_bias[0]) * (u.y + up_bias[0]);
+      v[2] = Silu(v[2] + gate_bias[1]) * (u.z + up_bias[1]);
+      v[3] = Silu(v[3] + gate_bias[1]) * (u.w + up_bias[1]);
+    }
+  }
+
+  // Lanes of two neighbouring rows have two tokens each, and change one against the other, so that
+  // each writes a pair of columns.
+  __device__ __forceinline__ void StorePairs(const Bf16Arguments& a, int64_t row) const {
+    const int64_t n = a.product[0].n;
+    const bool second = lane_ / 4 % 2 != 0;
+    const int64_t column = second ? row - 1 : row;
+    int token = 2 * (lane_ % 4) + (second ? 1 : 0);
+    uint16_t* to = a.gated + token * n + column;
+#pragma unroll
+    for (int i = 0; i < Shape::kTokens / 8; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float* const v = value + 4 * i + 2 * r;
+        const float own = second ? v[1] : v[0];
+        const float got = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
+        if (token < a.rows && column + 8 * r < n) {
+          *reinterpret_cast<__nv_bfloat162*>(to + 8 * r) =
+              second ? __floats2bfloat162_rn(got, own) : __floats2bfloat162_rn(own, got);
+        }
+      }
+      token += 8;
+      to += 8 * n;
+    }
+  }
+
+  // use(i, row, place in out) for each value that has a place.
   template <typename Use>
   __device__ __forceinline__ void ForEach(const Bf16Arguments& a, const Bf16Item& item,
                                           const Use& use) const {
     const Bf16Product& product = a.product[item.product];
     const int first_token = 2 * (lane_ % 4);
+    const int64_t row = item.first_row + 16 * warp_ + lane_ / 4;
+    float* const out = product.out + first_token * product.out_stride + row;
 #pragma unroll
-    for (int tile = 0; tile < Shape::kTiles; ++tile) {
-      const int64_t row = item.first_row + tile * kBf16TileRows + 16 * warp_ + lane_ / 4;
-      float* const out = product.out + first_token * product.out_stride + row;
-#pragma unroll
-      for (int i = 0; i < Shape::kSums; ++i) {
-        const int token = 8 * (i / 4) + i % 2;
-        const int down = 8 * (i / 2 % 2);
-        if (first_token + token < a.rows && row + down < product.n) {
-          use(tile, i, row + down, out + token * product.out_stride + down);
-        }
+    for (int i = 0; i < Shape::kSums; ++i) {
+      const int token = 8 * (i / 4) + i % 2;
+      const int down = 8 * (i / 2 % 2);
+      if (first_token + token < a.rows && row + down < product.n) {
+        use(i, row + down, out + token * product.out_stride + down);
       }
     }
   }

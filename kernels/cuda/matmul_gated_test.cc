@@ -129,7 +129,7 @@ class GatedMatmulTest : public MatmulTest {
   }
 
   static constexpr int kMostRows = 300;
-  static constexpr int64_t kMostK = 1024;
+  static constexpr int64_t kMostK = 1032;
   std::unique_ptr<Multiplier> many_;
   DeviceArray norm_;  // weights
 };
