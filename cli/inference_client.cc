@@ -16,6 +16,16 @@ namespace {
 
 constexpr absl::Duration kShortCall = absl::Seconds(10);
 
+// What gRPC says of a connection names neither the server nor what to do ("Socket closed"); a
+// server's own errors come with a reason and stay as they are.
+absl::Status FromServer(const std::string& address, const grpc::Status& from) {
+  absl::Status status = FromGrpcStatus(from);
+  if (!absl::IsUnavailable(status) || status.GetPayload(kErrorInfoType)) return status;
+  return absl::UnavailableError(
+      absl::StrCat("no server answers at ", address, ", or it has ended (", status.message(),
+                   "): its own output says why; `layercake serve` starts one"));
+}
+
 }  // namespace
 
 struct InferenceClient::Stub {
@@ -69,7 +79,7 @@ absl::Status InferenceClient::Generate(
     finished = finished || event.has_finished();
     on_event(event);
   }
-  const absl::Status status = FromGrpcStatus(reader->Finish());
+  const absl::Status status = FromServer(address_, reader->Finish());
   if (status.ok() && !finished) {
     return absl::DataLossError(
         absl::StrCat("the answer from ", address_, " ended before it was finished"));
@@ -81,7 +91,8 @@ absl::StatusOr<v1::GetModelResponse> InferenceClient::GetModel() {
   Call call(*this);
   call.SetDeadline(kShortCall);
   v1::GetModelResponse response;
-  LC_RETURN_IF_ERROR(FromGrpcStatus(stub_->inference->GetModel(call.context(), {}, &response)));
+  LC_RETURN_IF_ERROR(
+      FromServer(address_, stub_->inference->GetModel(call.context(), {}, &response)));
   return response;
 }
 
@@ -89,7 +100,8 @@ absl::StatusOr<v1::GetStatusResponse> InferenceClient::GetStatus() {
   Call call(*this);
   call.SetDeadline(kShortCall);
   v1::GetStatusResponse response;
-  LC_RETURN_IF_ERROR(FromGrpcStatus(stub_->inference->GetStatus(call.context(), {}, &response)));
+  LC_RETURN_IF_ERROR(
+      FromServer(address_, stub_->inference->GetStatus(call.context(), {}, &response)));
   return response;
 }
 
@@ -97,7 +109,8 @@ absl::StatusOr<v1::GetLoadsResponse> InferenceClient::GetLoads() {
   Call call(*this);
   call.SetDeadline(kShortCall);
   v1::GetLoadsResponse response;
-  LC_RETURN_IF_ERROR(FromGrpcStatus(stub_->inference->GetLoads(call.context(), {}, &response)));
+  LC_RETURN_IF_ERROR(
+      FromServer(address_, stub_->inference->GetLoads(call.context(), {}, &response)));
   return response;
 }
 

@@ -33,7 +33,10 @@ Chain::Chain(ChainOptions options, const base::Clock& clock, base::Timers& timer
       closed_links_(std::make_shared<std::vector<std::unique_ptr<CoordinatorLink>>>()),
       warm_up_(MostTestRows(options_.plan), options_.warm_up) {}
 
-Chain::~Chain() { timers_.Cancel(tick_); }
+Chain::~Chain() {
+  timers_.Cancel(tick_);
+  timers_.Cancel(missing_);
+}
 
 void Chain::Start() {
   last_tick_ = clock_.Now();
@@ -74,7 +77,10 @@ absl::StatusOr<uint64_t> Chain::Transmit(v1::MicroBatchPlan plan) {
   }
   v1::ToWorker message;
   *message.mutable_plan() = std::move(plan);
-  LC_RETURN_IF_ERROR(StageWorkerOf(0)->link->Send(message));
+  const Worker& first = *StageWorkerOf(0);
+  if (const absl::Status sent = first.link->Send(message); !sent.ok()) {
+    return absl::Status(sent.code(), absl::StrCat(Describe(first), ": ", sent.message()));
+  }
   ++next_step_;
   in_flight_.push_back({.step = step, .sent = clock_.Now()});
   return step;
@@ -115,7 +121,12 @@ void Chain::OnMessage(SessionId id, v1::FromWorker message) {
     return;
   }
   if (!status.ok()) {
-    Fail(absl::Status(status.code(), absl::StrCat(Describe(worker), ": ", status.message())));
+    absl::Status why(status.code(), absl::StrCat(Describe(worker), ": ", status.message()));
+    if (message.has_failure() && absl::IsUnavailable(why)) {
+      OnMissing(worker, std::move(why));
+    } else {
+      Fail(std::move(why));
+    }
     return;
   }
   AdvanceStartup();
@@ -430,6 +441,7 @@ void Chain::OnClosed(SessionId id, const absl::Status& reason) {
     if (events_.on_changed) events_.on_changed();
     return;
   }
+  if (it->second.misses_another) return;  // it has said why
   Fail(absl::UnavailableError(absl::StrCat(Describe(it->second), " is gone: ", reason.message())));
 }
 

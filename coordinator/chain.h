@@ -41,6 +41,9 @@ struct ChainOptions {
   absl::Duration load_silence = absl::Seconds(30);
   absl::Duration connect_timeout = absl::Seconds(30);
   absl::Duration step_timeout = absl::Seconds(60);
+  // Who misses a neighbour may be heard before that neighbour's own session ends: the kernel closes
+  // what a killed process had one by one, with its device's memory between.
+  absl::Duration others_speak = absl::Seconds(1);
 };
 
 class Chain {
@@ -101,6 +104,7 @@ class Chain {
     // Stage 0: the two ends of the way back from the last stage.
     std::optional<v1::ChannelReady> feedback_receiver;
     std::optional<v1::ChannelReady> feedback_sender;
+    bool misses_another = false;  // its last words: a channel of its has ended
 
     bool loaded() const {
       return progress.total_bytes() > 0 && progress.loaded_bytes() == progress.total_bytes();
@@ -119,6 +123,9 @@ class Chain {
   absl::Status OnChannelOffer(Worker& worker, v1::ChannelOffer offer);
   absl::Status OnChannelReady(Worker& worker, const v1::ChannelReady& ready);
   absl::Status OnStepResult(const Worker& worker, v1::StepResult result);
+  // Fails the chain with `status`, what `worker` said of a neighbour, unless another stage's end
+  // explains it first.
+  void OnMissing(Worker& worker, absl::Status status);
   absl::Status CheckEpoch(uint64_t term, uint32_t epoch) const;
   // Sampled tokens go from the last stage to the first by a channel of their own.
   bool has_feedback() const;
@@ -172,6 +179,7 @@ class Chain {
   base::Instant judge_after_;  // nobody's lease is judged before, after a stall of our own
   uint64_t heartbeat_number_ = 0;
   base::TimerId tick_ = base::TimerId::kNone;
+  base::TimerId missing_ = base::TimerId::kNone;  // OnMissing waits for the others
 };
 
 }  // namespace layercake::coordinator

@@ -84,4 +84,18 @@ absl::Status Chain::OnChannelReady(Worker& worker, const v1::ChannelReady& ready
   }
 }
 
+void Chain::OnMissing(Worker& worker, absl::Status status) {
+  worker.misses_another = true;
+  bool others = false;  // whose end would explain it
+  for (const auto& [id, other] : workers_) {
+    others = others || (other.stage >= 0 && !other.misses_another);
+  }
+  if (!others) {
+    Fail(std::move(status));
+  } else if (missing_ == base::TimerId::kNone) {
+    missing_ = timers_.At(clock_.Now() + options_.others_speak,
+                          [this, status = std::move(status)] { Fail(status); });
+  }
+}
+
 }  // namespace layercake::coordinator

@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class ChainTest : public ::testing::Test {
  protected:
@@ -76,6 +77,14 @@ class ChainTest : public ::testing::Test {
     v1::SequenceResult& row = *result.add_results();
     row.set_sequence(sequence);
     for (int i = 0; i < tokens; ++i) row.add_tokens()->set_token(7);
+    return message;
+  }
+
+  // What a stage says whose channel has ended.
+  static v1::FromWorker Misses(const std::string& what) {
+    v1::FromWorker message;
+    message.mutable_failure()->set_code(static_cast<int32_t>(absl::StatusCode::kUnavailable));
+    message.mutable_failure()->set_message(what);
     return message;
   }
 
@@ -339,6 +348,49 @@ TEST_F(ChainTest, NamesTheWorkerWhoseSessionEnds) {
   EXPECT_THAT(failed_.message(),
               AllOf(HasSubstr("stage 1 (box, pid 4711, cpu)"), HasSubstr("connection reset")));
   EXPECT_NE(first_->Last(v1::ToWorker::kShutdown), nullptr) << "the others are told";
+}
+
+// A worker that is killed closes its channels and its session at the same time, and a neighbour may
+// be heard first.
+TEST_F(ChainTest, NamesTheStageThatIsGoneAndNotTheNeighbourThatMissesIt) {
+  Serve();
+  last_->Say(Misses("stage 1: the feedback channel with stage 0: stage 0 closed its end"));
+  EXPECT_TRUE(failed_.ok()) << failed_;
+  first_->callbacks.on_closed(absl::UnavailableError("connection reset"));
+  EXPECT_EQ(failed_.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(failed_.message()),
+              AllOf(StartsWith("stage 0 (box"), HasSubstr("is gone: connection reset")));
+}
+
+TEST_F(ChainTest, NamesTheStageThatIsGoneBetweenTwoThatMissIt) {
+  StartChain(3);
+  const std::vector<std::shared_ptr<FakeWorkerEnd>> ends = {Dial(), Dial(), Dial()};
+  for (const size_t stage : {0, 2}) {
+    ends[stage]->Say(Misses("stage 1 closed its end"));
+    ends[stage]->callbacks.on_closed(absl::UnavailableError("it had said why"));
+  }
+  EXPECT_TRUE(failed_.ok()) << failed_;
+  v1::FromWorker last_words;
+  last_words.mutable_failure()->set_code(static_cast<int32_t>(absl::StatusCode::kInternal));
+  last_words.mutable_failure()->set_message("illegal address");
+  ends[1]->Say(last_words);
+  EXPECT_THAT(std::string(failed_.message()),
+              AllOf(StartsWith("stage 1 (box"), HasSubstr("illegal address")));
+}
+
+TEST_F(ChainTest, BelievesTheNeighbourWhenNobodyElseIsHeard) {
+  Serve();
+  last_->Say(Misses("stage 1: the channel with stage 0: no answer"));
+  loop_.Advance(absl::Seconds(2));
+  EXPECT_THAT(std::string(failed_.message()),
+              AllOf(StartsWith("stage 1 (box"), HasSubstr("no answer")));
+}
+
+TEST_F(ChainTest, NamesTheStageThatAPlanCannotBeSentTo) {
+  Serve();
+  first_->broken = true;
+  EXPECT_THAT(chain_->SendPlan({}).status().ToString(),
+              AllOf(HasSubstr("stage 0 (box"), HasSubstr("the wire is cut")));
 }
 
 TEST_F(ChainTest, FindsASilentWorkerWithinItsLease) {

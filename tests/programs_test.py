@@ -237,7 +237,9 @@ class Deaths(unittest.TestCase):
         self.assertEqual(code, 1, errors)
         self.assertIn(f"stage {stage} (pid {victim}) ended: signal 9", errors)
         self.assertEqual(client.returncode, 1, client_errors)
-        self.assertIn(b"stage", client_errors)
+        # Who was killed, and not the neighbour that missed it first.
+        self.assertIn(f"the chain failed: stage {stage} (".encode(), client_errors)
+        self.assertIn(b"is gone", client_errors)
         self.assertLess(client_seconds, DEATH_SECONDS)
         self.assertLess(seconds, DEATH_SECONDS)
         for pid in server.workers:
@@ -245,9 +247,18 @@ class Deaths(unittest.TestCase):
         server.end()
         server.errors.close()
 
-    def test_workers_end_with_a_killed_server(self):
+    def test_requests_and_workers_end_with_a_killed_server(self):
         server = Server("--stages", "2")
+        client = subprocess.Popen(
+            [LAYERCAKE, "run", "--server", server.address, "--raw", "--max-tokens", "480",
+             "--temperature", "0", "the"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment())
+        self.assertNotEqual(client.stdout.read(1), b"")  # it is being answered
+        os.kill(server.worker_of_stage(1), signal.SIGSTOP)  # and goes on being answered
         server.process.kill()
+        _, client_errors = client.communicate(timeout=PATIENCE)
+        self.assertEqual(client.returncode, 1, client_errors)
+        self.assertIn(f"no server answers at {server.address}".encode(), client_errors)
         deadline = time.monotonic() + PATIENCE
         while any(alive(pid) for pid in server.workers):
             self.assertLess(time.monotonic(), deadline, "workers outlive their server")
