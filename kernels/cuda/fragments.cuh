@@ -77,14 +77,19 @@ __device__ __forceinline__ void MultiplyS8Half(int (&d)[4], uint32_t a0, uint32_
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a0), "r"(a1), "r"(b), "r"(0));
 }
-// d += A (16 x 16 f16) * B (16 x 8 f16).
-__device__ __forceinline__ void MultiplyAddHalf(float (&d)[4], uint32_t a0, uint32_t a1,
-                                                uint32_t a2, uint32_t a3, uint32_t b0,
+// d += A (16 x 16 f16) * B (16 x 8 f16); four sums at `d`, four registers at `a`.
+__device__ __forceinline__ void MultiplyAddHalf(float* d, const uint32_t* a, uint32_t b0,
                                                 uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void MultiplyAddHalf(float (&d)[4], uint32_t a0, uint32_t a1,
+                                                uint32_t a2, uint32_t a3, uint32_t b0,
+                                                uint32_t b1) {
+  const uint32_t a[] = {a0, a1, a2, a3};
+  MultiplyAddHalf(d, a, b0, b1);
 }
 
 }  // namespace layercake::kernels::cuda

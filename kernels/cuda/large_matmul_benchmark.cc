@@ -1,5 +1,6 @@
 // Products with the matrices of Qwen2.5-32B: float weights at 1 to 16 rows, then Q4_K, Q6_K and
-// BF16 at 16 to 2,048 rows, by groups of 16 and by the path for many rows.
+// BF16 at 16 to 2,048 rows, by groups of 16, by the path for many rows, by its kernels for cards
+// other than Hopper ("others") and by panels.
 //
 //   shapes: qkv 7168 x 5120, o 5120 x 5120, gate + up 2 x 27648 x 5120, down 5120 x 27648,
 //   head 152064 x 5120. A product reads its weights once (GB/s counts those bytes alone) and does
@@ -96,6 +97,9 @@ class Bench {
     LargeMatmulOptions options;
     options.max_panel_weights = int64_t{152064} * 5120;
     large_ = Must(LargeMatmul::Create(context_, options));
+    Context other = context_;
+    other.compute_major = 8;
+    others_ = Must(LargeMatmul::Create(other, options));
     options.panels_only = true;
     panels_ = Must(LargeMatmul::Create(context_, options));
     constexpr int64_t kMostK = 27648;
@@ -127,6 +131,11 @@ class Bench {
         Report(type, shape, rows, "large", [&](int copy) {
           Must(large_->Multiply(Products(shape, copy, 0), *operand_, rows));
         });
+        if (!is_float) {
+          Report(type, shape, rows, "others", [&](int copy) {
+            Must(others_->Multiply(Products(shape, copy, 0), *operand_, rows));
+          });
+        }
         if (is_float && type != WeightType::kBF16) continue;  // the same again
         Report(type, shape, rows, is_float ? "library" : "panels", [&](int copy) {
           Must(panels_->Multiply(Products(shape, copy, 0), *operand_, rows));
@@ -188,7 +197,7 @@ class Bench {
   Context context_;
   base::SeededRandom random_;
   std::unique_ptr<Multiplier> multiplier_;
-  std::unique_ptr<LargeMatmul> large_, panels_;
+  std::unique_ptr<LargeMatmul> large_, others_, panels_;
   DeviceArray x_, out_, head_;
   std::unique_ptr<Operand> operand_;
   std::vector<std::unique_ptr<CudaMatrix>> weights_;

@@ -5,10 +5,12 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/hopper_code.h"
 #include "kernels/cuda/matmul_bf16.h"
 #include "kernels/cuda/matmul_test_support.h"
 #include "kernels/cuda/matmul_units.h"
@@ -24,11 +26,18 @@ struct Ffn {
   std::vector<float> gate_weights, up_weights, down_weights;
 };
 
-class GatedMatmulTest : public MatmulTest {
+// Whose kernels: this card's, or on Hopper those of other cards.
+enum class KernelsOf : uint8_t { kThisCard, kOthers };
+
+class GatedMatmulTest : public MatmulTest, public testing::WithParamInterface<KernelsOf> {
  protected:
   void SetUp() override {
     MatmulTest::SetUp();
     if (IsSkipped()) return;
+    if (GetParam() == KernelsOf::kOthers) {
+      if (!RunsHopperCode(context_)) GTEST_SKIP() << "this card has no other kernels";
+      context_.compute_major = 8;
+    }
     if (!UnitMatmulAvailable(context_)) GTEST_SKIP() << "no products by units on this device";
     MultiplierLimits limits;
     limits.max_rows = kMostRows;
@@ -134,7 +143,13 @@ class GatedMatmulTest : public MatmulTest {
   DeviceArray norm_;  // weights
 };
 
-TEST_F(GatedMatmulTest, AgreesWithTheProductInDoubleForEveryTypeAndSize) {
+std::string KernelsName(const testing::TestParamInfo<KernelsOf>& kernels) {
+  return kernels.param == KernelsOf::kThisCard ? "ThisCard" : "Others";
+}
+INSTANTIATE_TEST_SUITE_P(Kernels, GatedMatmulTest,
+                         testing::Values(KernelsOf::kThisCard, KernelsOf::kOthers), KernelsName);
+
+TEST_P(GatedMatmulTest, AgreesWithTheProductInDoubleForEveryTypeAndSize) {
   struct Case {
     int64_t n, k, out;
   };
@@ -162,7 +177,8 @@ TEST_F(GatedMatmulTest, AgreesWithTheProductInDoubleForEveryTypeAndSize) {
   }
 }
 
-TEST_F(GatedMatmulTest, MakesTheOperandOfBf16AtRowsThatHaveAKernelForIt) {
+TEST_P(GatedMatmulTest, MakesTheOperandOfBf16AtRowsThatHaveAKernelForIt) {
+  if (!RunsHopperCode(context_)) GTEST_SKIP() << "no such kernel on this device";
   base::SeededRandom random(3);
   const Ffn ffn = MakeFfn(random, WeightType::kBF16, 1368, 1032, 130);
   for (const int rows : {17, 33, 90, kBf16MostRows}) {
@@ -182,7 +198,7 @@ TEST_F(GatedMatmulTest, MakesTheOperandOfBf16AtRowsThatHaveAKernelForIt) {
   EXPECT_FALSE(many_->TakesGated(*ffn.gate, *ffn.up, *ffn.down, kDecodeRows));
 }
 
-TEST_F(GatedMatmulTest, AddsBiasesHoweverLarge) {
+TEST_P(GatedMatmulTest, AddsBiasesHoweverLarge) {
   constexpr int64_t kN = 512;
   constexpr int64_t kK = 512;
   constexpr int kRows = 40;
@@ -211,7 +227,7 @@ TEST_F(GatedMatmulTest, AddsBiasesHoweverLarge) {
   }
 }
 
-TEST_F(GatedMatmulTest, ANaNShowsInItsRowAndInNoOther) {
+TEST_P(GatedMatmulTest, ANaNShowsInItsRowAndInNoOther) {
   constexpr int64_t kN = 768;
   constexpr int64_t kK = 512;
   constexpr int kRows = 70;
@@ -232,7 +248,7 @@ TEST_F(GatedMatmulTest, ANaNShowsInItsRowAndInNoOther) {
 }
 
 // Scales of files lie where the weights do; f16 would overflow or lose them as they are.
-TEST_F(GatedMatmulTest, WeightsMayBeOfAnySize) {
+TEST_P(GatedMatmulTest, WeightsMayBeOfAnySize) {
   constexpr int64_t kN = 260;
   constexpr int64_t kK = 512;
   constexpr int kRows = 50;
@@ -265,7 +281,7 @@ TEST_F(GatedMatmulTest, WeightsMayBeOfAnySize) {
   }
 }
 
-TEST_F(GatedMatmulTest, RefusesWhatDoesNotFit) {
+TEST_P(GatedMatmulTest, RefusesWhatDoesNotFit) {
   base::SeededRandom random(13);
   const Ffn ffn = MakeFfn(random, WeightType::kQ4_K, 256, 512, 40);
   const auto other =

@@ -278,7 +278,7 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
   DeviceArray flags;
   Bf16Scratch bf16;
   if (UnitMatmulAvailable(context) && !options.panels_only) {
-    LC_RETURN_IF_ERROR(CudaStatus(PrepareUnitMatmul(), "prepare the products by units"));
+    LC_RETURN_IF_ERROR(CudaStatus(PrepareUnitMatmul(context), "prepare the products by units"));
     LC_RETURN_IF_ERROR(CudaStatus(PrepareBf16Matmul(context, &bf16.encode),
                                   "prepare the products of BF16 weights"));
     LC_ASSIGN_OR_RETURN(partials,

@@ -1,22 +1,33 @@
 #include "kernels/cuda/hopper_code.h"
 #include "kernels/cuda/matmul_units.h"
-#include "kernels/cuda/unit_kernel.cuh"
+#include "kernels/cuda/unit_functions.h"
+#include "kernels/cuda/unit_shape.cuh"
 
 namespace layercake::kernels::cuda {
 namespace {
 
 constexpr int kMostTokens = 128;
 
-UnitFunctions FunctionsFor(WeightType type) {
+template <WeightType kType>
+UnitFunctions FunctionsOf(bool by_wgmma) {
+  return by_wgmma ? UnitsByWgmma<kType>() : UnitsByMma<kType>();
+}
+
+bool ByWgmma(const Context& context) {
+  return RunsHopperCode(context) && context.max_shared_bytes >= kUnitSharedBudget;
+}
+
+UnitFunctions FunctionsFor(const Context& context, WeightType type) {
+  const bool by_wgmma = ByWgmma(context);
   switch (type) {
     case WeightType::kQ5_K:
-      return UnitsQ5_K();
+      return FunctionsOf<WeightType::kQ5_K>(by_wgmma);
     case WeightType::kQ6_K:
-      return UnitsQ6_K();
+      return FunctionsOf<WeightType::kQ6_K>(by_wgmma);
     case WeightType::kQ8_0:
-      return UnitsQ8_0();
+      return FunctionsOf<WeightType::kQ8_0>(by_wgmma);
     default:
-      return UnitsQ4_K();
+      return FunctionsOf<WeightType::kQ4_K>(by_wgmma);
   }
 }
 
@@ -27,8 +38,8 @@ const UnitKernelOf& KernelFor(const UnitFunctions& functions, int tokens) {
                         : functions.tokens128;
 }
 
-cudaError_t PrepareType(WeightType type) {
-  const UnitFunctions functions = FunctionsFor(type);
+cudaError_t PrepareType(const Context& context, WeightType type) {
+  const UnitFunctions functions = FunctionsFor(context, type);
   for (const UnitKernelOf& kernel :
        {functions.tokens32, functions.tokens64, functions.tokens96, functions.tokens128}) {
     const cudaError_t error = AllowSharedBytes(kernel.function, kernel.shared_bytes);
@@ -53,13 +64,13 @@ size_t UnitFlagBytes(int sm_count) {
 }
 
 bool UnitMatmulAvailable(const Context& context) {
-  return RunsHopperCode(context) && context.max_shared_bytes >= kUnitSharedBudget;
+  return ByWgmma(context) || context.max_shared_bytes >= kUnitMmaSharedBytes;
 }
 
-cudaError_t PrepareUnitMatmul() {
+cudaError_t PrepareUnitMatmul(const Context& context) {
   for (const WeightType type :
        {WeightType::kQ4_K, WeightType::kQ5_K, WeightType::kQ6_K, WeightType::kQ8_0}) {
-    const cudaError_t error = PrepareType(type);
+    const cudaError_t error = PrepareType(context, type);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -93,7 +104,7 @@ cudaError_t MultiplyUnits(const Context& context, WeightType type, const UnitPro
   a.work =
       DealOutUnits(static_cast<uint32_t>(items), static_cast<uint32_t>(ColumnBlocks(products.k)),
                    static_cast<uint32_t>(context.sm_count));
-  const UnitFunctions functions = FunctionsFor(type);
+  const UnitFunctions functions = FunctionsFor(context, type);
   const UnitKernelOf& kernel = KernelFor(functions, tokens);
   return Launch(context, dim3(a.work.grid), dim3(static_cast<unsigned>(kernel.threads)),
                 kernel.shared_bytes, kernel.function, a);

@@ -1,6 +1,6 @@
 // Products of 17 and more rows with quantised matrices that are read as units (unit_layout.h): each
-// weight becomes f16 in a register, on its way to Hopper's asynchronous tensor cores (wgmma), once
-// per 32, 64, 96 or 128 rows.
+// weight becomes f16 in a register, on its way to the tensor cores, once per 32, 64, 96 or 128
+// rows. Hopper multiplies with its asynchronous instructions (wgmma), other devices with mma.sync.
 //
 // A weight is q * s (+ m) with s and m the format's float32 values times a power of two of the
 // matrix (unit_range.h) rounded to f16, and the result rounded once more; an activation is an f16
@@ -75,11 +75,11 @@ struct UnitScratch {
 size_t UnitPartialBytes(int sm_count);
 size_t UnitFlagBytes(int sm_count);
 
-// Whether the device runs them (hopper_code.h).
+// Whether the device runs them: it lacks the shared memory otherwise.
 bool UnitMatmulAvailable(const Context& context);
 
 // Raises the kernels' shared memory limits; once per device, before the first launch.
-cudaError_t PrepareUnitMatmul();
+cudaError_t PrepareUnitMatmul(const Context& context);
 
 // One launch. Any rows >= 1 of x.tiles and x.half_scale; products of one type that HasUnitMatmul, k
 // a multiple of 32; cudaErrorInvalidValue otherwise, and for 2^31 column blocks of items and more.

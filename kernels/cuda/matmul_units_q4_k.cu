@@ -1,7 +1,15 @@
 #include "kernels/cuda/unit_kernel.cuh"
+#include "kernels/cuda/unit_mma_kernel.cuh"
 
 namespace layercake::kernels::cuda {
 
-UnitFunctions UnitsQ4_K() { return UnitFunctionsOf<WeightType::kQ4_K>(); }
+template <>
+UnitFunctions UnitsByWgmma<WeightType::kQ4_K>() {
+  return WgmmaFunctions<WeightType::kQ4_K>();
+}
+template <>
+UnitFunctions UnitsByMma<WeightType::kQ4_K>() {
+  return MmaFunctions<WeightType::kQ4_K>();
+}
 
 }  // namespace layercake::kernels::cuda

@@ -1,7 +1,15 @@
 #include "kernels/cuda/unit_kernel.cuh"
+#include "kernels/cuda/unit_mma_kernel.cuh"
 
 namespace layercake::kernels::cuda {
 
-UnitFunctions UnitsQ5_K() { return UnitFunctionsOf<WeightType::kQ5_K>(); }
+template <>
+UnitFunctions UnitsByWgmma<WeightType::kQ5_K>() {
+  return WgmmaFunctions<WeightType::kQ5_K>();
+}
+template <>
+UnitFunctions UnitsByMma<WeightType::kQ5_K>() {
+  return MmaFunctions<WeightType::kQ5_K>();
+}
 
 }  // namespace layercake::kernels::cuda

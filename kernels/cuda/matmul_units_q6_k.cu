@@ -1,7 +1,15 @@
 #include "kernels/cuda/unit_kernel.cuh"
+#include "kernels/cuda/unit_mma_kernel.cuh"
 
 namespace layercake::kernels::cuda {
 
-UnitFunctions UnitsQ6_K() { return UnitFunctionsOf<WeightType::kQ6_K>(); }
+template <>
+UnitFunctions UnitsByWgmma<WeightType::kQ6_K>() {
+  return WgmmaFunctions<WeightType::kQ6_K>();
+}
+template <>
+UnitFunctions UnitsByMma<WeightType::kQ6_K>() {
+  return MmaFunctions<WeightType::kQ6_K>();
+}
 
 }  // namespace layercake::kernels::cuda

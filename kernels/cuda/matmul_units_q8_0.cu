@@ -1,7 +1,15 @@
 #include "kernels/cuda/unit_kernel.cuh"
+#include "kernels/cuda/unit_mma_kernel.cuh"
 
 namespace layercake::kernels::cuda {
 
-UnitFunctions UnitsQ8_0() { return UnitFunctionsOf<WeightType::kQ8_0>(); }
+template <>
+UnitFunctions UnitsByWgmma<WeightType::kQ8_0>() {
+  return WgmmaFunctions<WeightType::kQ8_0>();
+}
+template <>
+UnitFunctions UnitsByMma<WeightType::kQ8_0>() {
+  return MmaFunctions<WeightType::kQ8_0>();
+}
 
 }  // namespace layercake::kernels::cuda

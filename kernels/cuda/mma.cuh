@@ -1,4 +1,4 @@
-// Tensor core and copy instructions that more than one kernel uses.
+// Tensor core instructions, reads for them and copies that more than one kernel uses.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,14 @@ __device__ __forceinline__ void Mma16816(F16Mma, float (&d)[4], uint32_t a0, uin
       "{%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four matrices of 8 x 8 halves: lane i gives the address of row i % 8 (16 bytes in shared memory)
+// of matrix i / 8, and gets of each matrix the halves 2 (i % 4).. of row i / 4.
+__device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
 }
 
 // Asynchronous copies of 16 bytes from global to shared memory, past L1; zeros when not `valid`

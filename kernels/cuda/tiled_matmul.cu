@@ -21,11 +21,8 @@ __device__ __forceinline__ int PieceOffset(int row, int piece) {
   return 128 * row + 16 * (piece ^ (row % 8));
 }
 
-__device__ __forceinline__ void LoadMatrices(const std::byte* at, uint32_t (&r)[4]) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(at));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
+__device__ __forceinline__ void LoadMatricesAt(const std::byte* at, uint32_t (&r)[4]) {
+  LoadMatrices(r, static_cast<uint32_t>(__cvta_generic_to_shared(at)));
 }
 
 // Rows [first, first + kTile) of m (row_count, k), columns [column, +kDepth), to shared memory.
@@ -52,14 +49,14 @@ __device__ void MultiplyStage(const std::byte* x, const std::byte* w, int warp_m
     uint32_t b[2][4];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      LoadMatrices(
+      LoadMatricesAt(
           w + PieceOffset(warp_n + 16 * n + lane % 8 + 8 * (lane / 16), 2 * step + lane / 8 % 2),
           b[n]);
     }
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       uint32_t a[4];
-      LoadMatrices(x + PieceOffset(warp_m + 16 * m + lane % 16, 2 * step + lane / 16), a);
+      LoadMatricesAt(x + PieceOffset(warp_m + 16 * m + lane % 16, 2 * step + lane / 16), a);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         Mma16816(Mma{}, acc[m][n], a[0], a[1], a[2], a[3], b[n / 2][2 * (n % 2)],

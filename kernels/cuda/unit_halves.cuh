@@ -17,6 +17,25 @@ namespace layercake::kernels::cuda {
 
 constexpr float kCodeScale = 16777216.0f;  // 2^24: a code's bits are that part of it
 
+// What a lane reads of a unit's header planes for its LaneScales.
+template <WeightType kType>
+struct LaneHeader {
+  uint4 row[2];   // of the first plane, rows g and g + 8
+  uint32_t d[2];  // of the second, where scales have a factor there
+
+  __device__ __forceinline__ void Load(const std::byte* unit, int lane) {
+    constexpr UnitFormat kFormat = UnitFormatOf(kType);
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      const int at = lane / 4 + 8 * lower;
+      row[lower] = *reinterpret_cast<const uint4*>(unit + kFormat.header[0] + 16 * at);
+      if constexpr (kType == WeightType::kQ6_K) {
+        d[lower] = *reinterpret_cast<const uint16_t*>(unit + kFormat.header[1] + 2 * at);
+      }
+    }
+  }
+};
+
 // The scales of rows g and g + 8 of a unit, g = lane / 4. Each of a row's four lanes makes those of
 // groups t and t + 4 (t = lane % 4) of 32 columns, and lends them to the others.
 template <WeightType kType>
@@ -28,14 +47,13 @@ class LaneScales {
   static constexpr bool kUpperTimes16 = kType == WeightType::kQ4_K;
 
   // `weight_scale`: UnitWeightScale of the matrix.
-  __device__ __forceinline__ void Load(const std::byte* unit, float weight_scale, int lane) {
-    constexpr UnitFormat kFormat = UnitFormatOf(kType);
+  __device__ __forceinline__ void Make(const LaneHeader<kType>& header, float weight_scale,
+                                       int lane) {
     const int t = lane % 4;
     const float code_scale = weight_scale * kCodeScale;
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
-      const int row = lane / 4 + 8 * lower;
-      const uint4 w = *reinterpret_cast<const uint4*>(unit + kFormat.header[0] + 16 * row);
+      const uint4 w = header.row[lower];
       if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
         const float d = HalfBits(w.x & 0xffffu) * code_scale;
         const float m = HalfBits(w.x >> 16) * -weight_scale;
@@ -47,9 +65,7 @@ class LaneScales {
             Pair((kUpperTimes16 ? d / 16 : d) * Float((rest & 15u) | ((scales >> 2) & 48u)),
                  m * Float(((rest >> 4) & 15u) | ((minima >> 2) & 48u)));
       } else if constexpr (kType == WeightType::kQ6_K) {
-        const uint32_t d_bits =
-            *reinterpret_cast<const uint16_t*>(unit + kFormat.header[1] + 2 * row);
-        const float d = HalfBits(d_bits) * code_scale;
+        const float d = HalfBits(header.d[lower]) * code_scale;
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
           const uint32_t word = upper == 0 ? (t < 2 ? w.x : w.y) : (t < 2 ? w.z : w.w);

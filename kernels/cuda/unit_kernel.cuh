@@ -8,8 +8,10 @@
 
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/ring_place.cuh"
+#include "kernels/cuda/unit_functions.h"
 #include "kernels/cuda/unit_halves.cuh"
 #include "kernels/cuda/unit_shape.cuh"
+#include "kernels/cuda/unit_steps.cuh"
 #include "kernels/cuda/unit_sums.cuh"
 #include "kernels/cuda/unit_swiglu.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -47,37 +49,6 @@ struct UnitRings {
     }
     BarrierInitDone();
   }
-};
-
-// The column blocks of a block's segments, one after another.
-class UnitSteps {
- public:
-  __device__ UnitSteps(const UnitArguments& a, int tokens)
-      : a_(&a), segments_(a.work, blockIdx.x), tokens_(tokens) {
-    NextSegment();
-  }
-  __device__ __forceinline__ void Next() {
-    if (++block_ == segment_.end) NextSegment();
-  }
-  __device__ bool valid() const { return valid_; }
-  __device__ const UnitItem& item() const { return item_; }
-  __device__ uint32_t block() const { return block_; }
-
- private:
-  __device__ void NextSegment() {
-    valid_ = segments_.Next(&segment_);
-    if (!valid_) return;
-    item_ = UnitItemAt(*a_, segment_.item, tokens_);
-    block_ = segment_.begin;
-  }
-
-  const UnitArguments* a_;
-  UnitSegments segments_;
-  int tokens_;
-  bool valid_ = false;
-  UnitSegment segment_;
-  UnitItem item_ = {};
-  uint32_t block_ = 0;
 };
 
 // Units that do not exist are not copied: whatever stands there becomes rows that nobody stores.
@@ -168,7 +139,9 @@ class UnitMultiplier {
     for (int i = 0; i < kUnits; ++i) {
       unit[i] = stage + sums.Unit(i) * UnitBytes(kType);
       words[i].Load(unit[i], 0, lane_);
-      scales[i].Load(unit[i], sums.weight_scale[i], lane_);
+      LaneHeader<kType> header;
+      header.Load(unit[i], lane_);
+      scales[i].Make(header, sums.weight_scale[i], lane_);
     }
     const int first_piece = kSlotPieces * slot_.index;
     // From one lane, so that it is known to be the same in all.
@@ -322,31 +295,16 @@ __global__ void __launch_bounds__(UnitShape<kType, kTokens>::kThreads, 1)
 #endif
 }
 
-// The kernels of one type, by rows of activations of an item.
-using UnitFunction = void (*)(UnitArguments);
-struct UnitKernelOf {
-  UnitFunction function;
-  int threads;
-  size_t shared_bytes;
-};
-struct UnitFunctions {
-  UnitKernelOf tokens32, tokens64, tokens96, tokens128;
-};
+// The kernels of one type.
 template <WeightType kType, int kTokens>
 UnitKernelOf UnitKernelFor() {
   using Shape = UnitShape<kType, kTokens>;
   return {UnitKernel<kType, kTokens>, Shape::kThreads, Shape::kSharedBytes};
 }
 template <WeightType kType>
-UnitFunctions UnitFunctionsOf() {
+UnitFunctions WgmmaFunctions() {
   return {UnitKernelFor<kType, 32>(), UnitKernelFor<kType, 64>(), UnitKernelFor<kType, 96>(),
           UnitKernelFor<kType, 128>()};
 }
-
-// One per file, so that they compile side by side.
-UnitFunctions UnitsQ4_K();
-UnitFunctions UnitsQ5_K();
-UnitFunctions UnitsQ6_K();
-UnitFunctions UnitsQ8_0();
 
 }  // namespace layercake::kernels::cuda

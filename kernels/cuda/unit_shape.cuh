@@ -1,4 +1,4 @@
-// Sizes and arguments of the kernel of matmul_units.h (unit_kernel.cuh).
+// Sizes and arguments of the kernels of matmul_units.h.
 #pragma once
 
 #include "kernels/cuda/matmul_units.h"
@@ -26,6 +26,8 @@ constexpr int kSlotPieces = 4;
 constexpr int kPieceColumns = kUnitColumns / kSlotPieces;
 // Barriers and what the hardware keeps leave this much of 227 KB.
 constexpr int kUnitSharedBudget = 226 * 1024;
+// What a block of unit_mma_kernel.cuh may take: compute capabilities 8.6 and 8.9 have 99 KB.
+constexpr int kUnitMmaSharedBytes = 96 * 1024;
 
 template <WeightType kType, int kTokens>
 struct UnitShape {
