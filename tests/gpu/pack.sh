@@ -14,7 +14,7 @@ cmake --install "$build" --prefix "$folder" --strip > /dev/null
 mkdir -p "$folder/lib"
 cp "$here"/{check,measure,two_gpus}.sh "$folder"
 for program in "$build"/kernels/cuda/cuda_*_test "$build"/tests/gpu/cuda_channel_test \
-    "$build"/bin/{cuda_*,device_hop}_benchmark; do
+    "$build"/bin/{cuda_*,device_hop,peer_death}_benchmark; do
   case $program in *cuda_plan_test | *cuda_layout_test) continue ;; esac   # these need no GPU
   [[ -x $program && -f $program ]] || { echo "not built: $program" >&2; exit 1; }
   strip -o "$folder/bin/$(basename "$program")" "$program"
