@@ -9,8 +9,6 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-constexpr int64_t kMostColumns = int64_t{1} << 22;
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Addresses in shared memory. A stage: a tile of weights, half of it for each warpgroup, then the
 // activations.
@@ -114,8 +112,12 @@ __device__ void Produce(const Bf16Arguments& a, const Bf16Ring<Shape>& ring) {
       BarrierWait(ring.Empty(stage.index), stage.parity ^ 1);
       copy_weights(step, stage.index);
     }
-    copier.Copy(ring.Stage(stage.index) + kBf16TileBytes, a.x, step.column(), 0,
-                ring.Full(stage.index), Keep::kLong);
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      copier.Copy(ring.Stage(stage.index) + kBf16TileBytes +
+                      static_cast<uint32_t>(part) * Shape::kPartBytes,
+                  a.x[part], step.column(), 0, ring.Full(stage.index), Keep::kLong);
+    }
     stage.Next();
     used = used || stage.index == 0;
   }
@@ -129,12 +131,13 @@ __device__ __forceinline__ void MultiplyStage(uint32_t stage, int warpgroup,
       stage + static_cast<uint32_t>(warpgroup) * kBf16TileBytes / 2, kBf16GroupBytes, 16);
   const uint64_t x = WgmmaSwizzled(stage + kBf16TileBytes, kBf16GroupBytes, 16);
   // Without this ptxas of CUDA 13.0 waits for each instruction (C7520).
-  HoldRegisters(sums.value);
+  sums.Hold();
   WgmmaFence();
 #pragma unroll
   for (uint32_t k = 0; k < kBf16Columns / 16; ++k) {
     // 16 columns are 32 bytes.
-    WgmmaBf16<Shape::kTokens>(sums.value, weights + k * 32 / 16, x + k * 32 / 16);
+    WgmmaBf16<Shape::kParts * Shape::kTokens>(sums.chains[k % Shape::kChains],
+                                              weights + k * 32 / 16, x + k * 32 / 16);
   }
   WgmmaCommit();
 }
@@ -156,10 +159,11 @@ __device__ __forceinline__ void Consume(const Bf16Arguments& a, const Bf16Ring<S
       // At once: the copies have more to do than the tensor cores, which the other warpgroup keeps
       // busy meanwhile.
       WgmmaWait<0>();
-      HoldRegisters(sums.value);
+      sums.Hold();
       if (lane == 0) BarrierArrive(ring.Empty(stage.index));
       stage.Next();
     }
+    sums.Fold();
     if (segment.begin > 0) {
       sums.Leave(a);
       continue;
@@ -178,11 +182,11 @@ __device__ __forceinline__ void Consume(const Bf16Arguments& a, const Bf16Ring<S
 
 // Grid: a.work.grid, all of it on the device at once. A block waits for later ones only, and never
 // before it has left what earlier ones wait for.
-template <int kTokens, bool kGated>
+template <int kTokens, bool kGated, bool kPairs>
 __global__ void __launch_bounds__(kBf16Threads, 1)
     Bf16Kernel(const __grid_constant__ Bf16Arguments a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Shape = Bf16Shape<kTokens, kGated>;
+  using Shape = Bf16Shape<kTokens, kGated, kPairs>;
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -210,9 +214,9 @@ struct Bf16KernelOf {
   void (*function)(Bf16Arguments);
   size_t shared_bytes;
 };
-template <int kTokens, bool kGated>
+template <int kTokens, bool kGated, bool kPairs = false>
 Bf16KernelOf KernelWith() {
-  return {Bf16Kernel<kTokens, kGated>, Bf16Shape<kTokens, kGated>::kSharedBytes};
+  return {Bf16Kernel<kTokens, kGated, kPairs>, Bf16Shape<kTokens, kGated, kPairs>::kSharedBytes};
 }
 template <bool kGated>
 Bf16KernelOf KernelOf(int tokens) {
@@ -224,8 +228,12 @@ Bf16KernelOf KernelOf(int tokens) {
 Bf16KernelOf KernelFor(int tokens, bool gated) {
   return gated ? KernelOf<true>(tokens) : KernelOf<false>(tokens);
 }
+Bf16KernelOf PairKernelFor(int tokens) {
+  return tokens == 8 ? KernelWith<8, false, true>() : KernelWith<16, false, true>();
+}
 
-// (rows, columns) row-major, read in boxes of `box_rows` rows by 64 columns.
+// (rows, columns) row-major, read in boxes of `box_rows` rows by 64 columns. Lines of memory come
+// alone: in pairs, as 256 bytes of each row, they take 4 % longer.
 bool Describe(const Bf16Scratch& scratch, const uint16_t* matrix, int64_t rows, int64_t columns,
               int box_rows, CUtensorMap* map) {
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
@@ -234,14 +242,67 @@ bool Describe(const Bf16Scratch& scratch, const uint16_t* matrix, int64_t rows, 
   const cuuint32_t steps[] = {1, 1};
   return scratch.encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t*>(matrix),
                         sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// The activations of a launch.
+struct Bf16Rows {
+  const uint16_t* high;  // (rows, k)
+  const uint16_t* low;   // the same, of pairs; otherwise null
+  int rows;
+  int tokens;
+};
+
+// One launch of a kernel for so many tokens.
+cudaError_t Enqueue(const Context& context, const Bf16Products& products, const Bf16Rows& x,
+                    const Bf16KernelOf& kernel, const Bf16Scratch& scratch) {
+  const bool gated = products.gated != nullptr;
+  if (scratch.encode == nullptr || products.count < 1 || products.count > kBf16MaxProducts ||
+      (gated && products.count != 2) || products.k < 8 || products.k % 8 != 0 ||
+      products.k > kBf16MostColumns) {
+    return cudaErrorInvalidValue;
+  }
+  Bf16Arguments a = {};
+  a.count = products.count;
+  a.rows = x.rows;
+  a.gated = products.gated;
+  a.partials = static_cast<float4*>(scratch.partials);
+  a.flags = scratch.flags;
+  const int item_rows = gated ? kBf16TileRows / 2 : kBf16TileRows;
+  int64_t items = 0;
+  for (int i = 0; i < products.count; ++i) {
+    const Bf16Product& product = products.product[i];
+    a.product[i] = product;
+    if (!Describe(scratch, product.weights, product.n, products.k, item_rows, &a.weights[i])) {
+      return cudaErrorInvalidValue;
+    }
+    // Up goes with gate.
+    if (!gated || i == 0) items += (product.n + item_rows - 1) / item_rows;
+  }
+  if (!Describe(scratch, x.high, x.rows, products.k, x.tokens, &a.x[0]) ||
+      (x.low != nullptr && !Describe(scratch, x.low, x.rows, products.k, x.tokens, &a.x[1]))) {
+    return cudaErrorInvalidValue;
+  }
+  const int64_t steps = (products.k + kBf16Columns - 1) / kBf16Columns;
+  // RunBegin multiplies the steps of two rounds at most with a block's number.
+  if (items * steps >= int64_t{1} << 31 ||
+      2 * steps * context.sm_count * context.sm_count >= int64_t{1} << 32) {
+    return cudaErrorInvalidValue;
+  }
+  a.work = DealOutUnits(static_cast<uint32_t>(items), static_cast<uint32_t>(steps),
+                        static_cast<uint32_t>(context.sm_count));
+  return Launch(context, dim3(a.work.grid), dim3(kBf16Threads), kernel.shared_bytes,
+                kernel.function, a);
 }
 
 }  // namespace
 
 size_t Bf16PartialBytes(int sm_count) {
   return sizeof(float) * static_cast<size_t>(sm_count) * kBf16MostRows * kBf16TileRows;
+}
+size_t Bf16PairPartialBytes(int sm_count) {
+  return sizeof(float) * static_cast<size_t>(sm_count) * kBf16PairRows * kBf16TileRows;
 }
 size_t Bf16FlagBytes(int sm_count) {
   return sizeof(uint32_t) * static_cast<size_t>(sm_count) * kBf16Warps;
@@ -250,6 +311,11 @@ size_t Bf16FlagBytes(int sm_count) {
 cudaError_t PrepareBf16Matmul(const Context& context, PFN_cuTensorMapEncodeTiled_v12000* encode) {
   *encode = nullptr;
   if (!RunsHopperCode(context) || context.max_shared_bytes < kBf16SharedBudget) return cudaSuccess;
+  for (const int tokens : {8, kBf16PairRows}) {
+    const Bf16KernelOf kernel = PairKernelFor(tokens);
+    const cudaError_t error = AllowSharedBytes(kernel.function, kernel.shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
   for (int tokens = 32; tokens <= kBf16MostRows; tokens += 32) {
     for (const bool gated : {false, true}) {
       const Bf16KernelOf kernel = KernelFor(tokens, gated);
@@ -275,42 +341,21 @@ cudaError_t PrepareBf16Matmul(const Context& context, PFN_cuTensorMapEncodeTiled
 
 cudaError_t MultiplyBf16(const Context& context, const Bf16Products& products, const uint16_t* x,
                          int rows, const Bf16Scratch& scratch) {
-  const bool gated = products.gated != nullptr;
-  if (scratch.encode == nullptr || rows < kBf16LeastRows || rows > kBf16MostRows ||
-      products.count < 1 || products.count > kBf16MaxProducts || (gated && products.count != 2) ||
-      products.k < 8 || products.k % 8 != 0 || products.k > kMostColumns) {
-    return cudaErrorInvalidValue;
-  }
+  if (rows < kBf16LeastRows || rows > kBf16MostRows) return cudaErrorInvalidValue;
   const int tokens = Bf16ItemTokens(rows);
-  Bf16Arguments a = {};
-  a.count = products.count;
-  a.rows = rows;
-  a.gated = products.gated;
-  a.partials = static_cast<float4*>(scratch.partials);
-  a.flags = scratch.flags;
-  const int item_rows = gated ? kBf16TileRows / 2 : kBf16TileRows;
-  int64_t items = 0;
-  for (int i = 0; i < products.count; ++i) {
-    const Bf16Product& product = products.product[i];
-    a.product[i] = product;
-    if (!Describe(scratch, product.weights, product.n, products.k, item_rows, &a.weights[i])) {
-      return cudaErrorInvalidValue;
-    }
-    // Up goes with gate.
-    if (!gated || i == 0) items += (product.n + item_rows - 1) / item_rows;
-  }
-  if (!Describe(scratch, x, rows, products.k, tokens, &a.x)) return cudaErrorInvalidValue;
-  const int64_t steps = (products.k + kBf16Columns - 1) / kBf16Columns;
-  // RunBegin multiplies the steps of two rounds at most with a block's number.
-  if (items * steps >= int64_t{1} << 31 ||
-      2 * steps * context.sm_count * context.sm_count >= int64_t{1} << 32) {
+  return Enqueue(context, products, {.high = x, .low = nullptr, .rows = rows, .tokens = tokens},
+                 KernelFor(tokens, products.gated != nullptr), scratch);
+}
+
+cudaError_t MultiplyBf16Pairs(const Context& context, const Bf16Products& products,
+                              const uint16_t* high, const uint16_t* low, int rows,
+                              const Bf16Scratch& scratch) {
+  if (rows < 1 || rows > kBf16PairRows || low == nullptr || products.gated != nullptr) {
     return cudaErrorInvalidValue;
   }
-  a.work = DealOutUnits(static_cast<uint32_t>(items), static_cast<uint32_t>(steps),
-                        static_cast<uint32_t>(context.sm_count));
-  const Bf16KernelOf kernel = KernelFor(tokens, gated);
-  return Launch(context, dim3(a.work.grid), dim3(kBf16Threads), kernel.shared_bytes,
-                kernel.function, a);
+  const int tokens = Bf16PairTokens(rows);
+  return Enqueue(context, products, {.high = high, .low = low, .rows = rows, .tokens = tokens},
+                 PairKernelFor(tokens), scratch);
 }
 
 }  // namespace layercake::kernels::cuda

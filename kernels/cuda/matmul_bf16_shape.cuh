@@ -18,7 +18,7 @@ constexpr int kBf16SharedBudget = 226 * 1024;
 
 struct Bf16Arguments {
   CUtensorMap weights[kBf16MaxProducts];
-  CUtensorMap x;
+  CUtensorMap x[2];  // high, and low of pairs
   Bf16Product product[kBf16MaxProducts];
   int count;
   int rows;
@@ -32,21 +32,31 @@ struct Bf16Arguments {
 // An item is kBf16TileRows rows of a matrix; or half as many of gate, which the first warpgroup
 // multiplies, and as many of up, which the second does. (Twice the rows would read the activations
 // half as often, but leave and gather twice as much.)
-template <int kTokenCount, bool kIsGated>
+//
+// A pair of activations takes two columns of B, which stand in two halves of a stage's activations.
+// The tensor cores round sums towards zero, which shows beside pairs: there each 16 columns of a
+// stage have sums of their own.
+template <int kTokenCount, bool kIsGated, bool kIsPairs>
 struct Bf16Shape {
   static constexpr int kTokens = kTokenCount;
   static constexpr bool kGated = kIsGated;
+  static constexpr int kParts = kIsPairs ? 2 : 1;
+  static constexpr int kChains = kIsPairs ? kBf16Columns / 16 : 1;
   static constexpr int kSums = kTokens / 2;  // of 64 rows in each lane of a warpgroup
   static constexpr int kItemRows = kGated ? kBf16TileRows / 2 : kBf16TileRows;
-  static constexpr uint32_t kStageBytes = kBf16TileBytes + kTokens * kBf16RowBytes;
+  static constexpr uint32_t kPartBytes = kTokens * kBf16RowBytes;  // of a stage's activations
+  static constexpr uint32_t kStageBytes = kBf16TileBytes + kParts * kPartBytes;
   // Where the second warpgroup hands its sums to the first.
   static constexpr int kExchangeBytes = kGated ? 64 * kTokens * 4 : 0;
+  // 96 or 128 KB of weights under way: with more a layer is up to 4 % slower.
+  static constexpr int kStages = kIsPairs ? 8 : 6;
   // One group is lost to alignment.
-  static constexpr int kStages =
-      (kBf16SharedBudget - kBf16GroupBytes - kExchangeBytes) / static_cast<int>(kStageBytes);
   static constexpr size_t kSharedBytes =
       size_t{kStages} * kStageBytes + kExchangeBytes + kBf16GroupBytes;
-  static_assert(kStages >= 6);
+  static_assert(kSharedBytes <= kBf16SharedBudget);
+  // Two blocks of the next launch on one multiprocessor, which early launches would bring about,
+  // leave another without work.
+  static_assert(2 * kSharedBytes > kBf16SharedBudget);
 };
 
 struct Bf16Item {

@@ -6,22 +6,50 @@
 
 #include "kernels/cuda/matmul_bf16_shape.cuh"
 #include "kernels/cuda/silu.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 namespace layercake::kernels::cuda {
 
 // What a lane has of an item: rows g = lane / 4 and g + 8 of its warp's 16; of every eight rows of
-// activations (tokens) 2 (lane % 4) and the one behind. value[4 n + 2 r + i] is row g + 8 r and the
-// i-th of the two tokens from 8 n on.
+// activations (tokens) 2 (lane % 4) and the one behind. chains[0][4 n + 2 r + i] is row g + 8 r and
+// the i-th of the two tokens from 8 n on. Tensor cores add to all chains; Fold adds these to the
+// first Shape::kSums of the first.
 template <typename Shape>
 class Bf16Sums {
  public:
-  float value[Shape::kSums];
+  float chains[Shape::kChains][Shape::kParts * Shape::kSums];
 
   __device__ Bf16Sums(int warp, int lane) : warp_(warp), lane_(lane) {}
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
-    for (float& sum : value) sum = 0;
+    for (auto& chain : chains) {
+#pragma unroll
+      for (float& sum : chain) sum = 0;
+    }
+  }
+
+  __device__ __forceinline__ void Hold() {
+#pragma unroll
+    for (auto& chain : chains) HoldRegisters(chain);
+  }
+
+  // Adds up chains, then parts.
+  __device__ __forceinline__ void Fold() {
+#pragma unroll
+    for (int apart = Shape::kChains / 2; apart > 0; apart /= 2) {
+#pragma unroll
+      for (int chain = 0; chain < apart; ++chain) {
+#pragma unroll
+        for (int i = 0; i < Shape::kParts * Shape::kSums; ++i) {
+          chains[chain][i] += chains[chain + apart][i];
+        }
+      }
+    }
+    if constexpr (Shape::kParts == 2) {
+#pragma unroll
+      for (int i = 0; i < Shape::kSums; ++i) chains[0][i] += chains[0][Shape::kSums + i];
+    }
   }
 
   // Leaves them for the block that began the item.
@@ -29,7 +57,7 @@ class Bf16Sums {
     float4* const to = Place(a, blockIdx.x);
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const float* const v = value + 4 * i;
+      const float* const v = chains[0] + 4 * i;
       __stcg(to + 32 * i, make_float4(v[0], v[1], v[2], v[3]));
     }
     __syncwarp();
@@ -63,16 +91,17 @@ class Bf16Sums {
     static_assert(!Shape::kGated);
     const Bf16Product& product = a.product[item.product];
     if (product.bias != nullptr) {
-      ForEach(a, item, [&](int i, int64_t row, const float*) { value[i] += product.bias[row]; });
+      ForEach(a, item,
+              [&](int i, int64_t row, const float*) { chains[0][i] += product.bias[row]; });
     }
     if (product.accumulate) {
-      ForEach(a, item, [&](int i, int64_t, const float* out) { value[i] += *out; });
+      ForEach(a, item, [&](int i, int64_t, const float* out) { chains[0][i] += *out; });
     }
   }
 
   // out = sum.
   __device__ __forceinline__ void Store(const Bf16Arguments& a, const Bf16Item& item) const {
-    ForEach(a, item, [&](int i, int64_t, float* out) { *out = value[i]; });
+    ForEach(a, item, [&](int i, int64_t, float* out) { *out = chains[0][i]; });
   }
 
   // gated = silu(gate + bias) * (up + bias), by the first warpgroup, which has gate. `exchange`:
@@ -84,7 +113,7 @@ class Bf16Sums {
     if (warp_ >= 4) {
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
-        const float* const v = value + 4 * i;
+        const float* const v = chains[0] + 4 * i;
         place[32 * i] = make_float4(v[0], v[1], v[2], v[3]);
       }
     }
@@ -118,7 +147,7 @@ class Bf16Sums {
       for (int part = 0; part < kCount; ++part) {
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) {
-          float* const v = value + 4 * (first + i);
+          float* const v = chains[0] + 4 * (first + i);
           v[0] += parts[part][i].x;
           v[1] += parts[part][i].y;
           v[2] += parts[part][i].z;
@@ -133,7 +162,7 @@ class Bf16Sums {
     asm volatile("bar.sync 1, %0;" ::"n"(32 * kBf16Warps) : "memory");
   }
 
-  // value = silu(value + bias) * (up + bias), rows `row` and 8 behind.
+  // gate = silu(gate + bias) * (up + bias), rows `row` and 8 behind.
   __device__ __forceinline__ void MultiplyByUp(const Bf16Arguments& a, int64_t row,
                                                const float4* up) {
     float gate_bias[2] = {0, 0};
@@ -147,7 +176,7 @@ class Bf16Sums {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const float4 u = up[32 * i];
-      float* const v = value + 4 * i;
+      float* const v = chains[0] + 4 * i;
       v[0] = Silu(v[0] + gate_bias[0]) * (u.x + up_bias[0]);
       v[1] = Silu(v[1] + gate_bias[0]) * (u.y + up_bias[0]);
       v[2] = Silu(v[2] + gate_bias[1]) * (u.z + up_bias[1]);
@@ -167,7 +196,7 @@ class Bf16Sums {
     for (int i = 0; i < Shape::kTokens / 8; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float* const v = value + 4 * i + 2 * r;
+        const float* const v = chains[0] + 4 * i + 2 * r;
         const float own = second ? v[1] : v[0];
         const float got = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
         if (token < a.rows && column + 8 * r < n) {

@@ -1,4 +1,5 @@
-// Products with weights that are floats (BF16, F16, F32), for 1 to 16 rows of activations.
+// Products with weights that are floats (BF16, F16, F32), for 1 to 16 rows of activations. (BF16 on
+// Hopper goes by matmul_bf16.h, where k allows that.)
 //
 // Every weight is read once, 16 bytes a lane, straight from rows as they lie in the model file: 2
 // bytes a weight (4 for F32) bound the time.

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_bf16.h"
 #include "kernels/cuda/matmul_float.h"
 #include "kernels/cuda/matmul_large.h"
 #include "kernels/cuda/product_choice.h"
@@ -14,8 +15,10 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-static_assert(kDecodeRows == kDecodeMaxRows && kDecodeRows == kFloatMaxRows);
-static_assert(kMaxProducts == kDecodeMaxProducts && kMaxProducts == kFloatMaxProducts);
+static_assert(kDecodeRows == kDecodeMaxRows && kDecodeRows == kFloatMaxRows &&
+              kDecodeRows == kBf16PairRows);
+static_assert(kMaxProducts == kDecodeMaxProducts && kMaxProducts == kFloatMaxProducts &&
+              kMaxProducts == kBf16MaxProducts);
 
 // The operand from row `row` on; a multiple of kFixedGroupRows.
 OperandView FromRow(const OperandView& view, int64_t row, int64_t k) {
@@ -67,14 +70,32 @@ FloatProduct FloatProductOf(const Product& product, int64_t row) {
           product.out_stride,   product.accumulate};
 }
 
+Bf16Products Bf16ProductsOf(const FloatProducts& products) {
+  Bf16Products made;
+  made.count = products.count;
+  made.k = products.k;
+  for (int i = 0; i < products.count; ++i) {
+    const FloatProduct& product = products.product[i];
+    made.product[i] = {.weights = static_cast<const uint16_t*>(product.weights),
+                       .n = product.n,
+                       .bias = product.bias,
+                       .out = product.out,
+                       .out_stride = product.out_stride,
+                       .accumulate = product.accumulate};
+  }
+  return made;
+}
+
 class MultiplierImpl final : public Multiplier {
  public:
   MultiplierImpl(const Context& context, const MultiplierLimits& limits, DeviceArray partials,
-                 DeviceArray flags, std::unique_ptr<LargeMatmul> large)
+                 DeviceArray flags, PFN_cuTensorMapEncodeTiled_v12000 encode,
+                 std::unique_ptr<LargeMatmul> large)
       : context_(context),
         deterministic_(limits.deterministic),
         partials_(std::move(partials)),
         flags_(std::move(flags)),
+        bf16_{encode, partials_.address(), flags_.as<uint32_t>()},
         large_(std::move(large)) {}
 
   OperandForms FormsFor(absl::Span<const CudaMatrix* const> matrices, int rows) const override {
@@ -150,6 +171,11 @@ class MultiplierImpl final : public Multiplier {
   }
 
  private:
+  // Whether few rows go by matmul_bf16.h.
+  bool TakesBf16Pairs(WeightType type, int64_t k) const {
+    return bf16_.encode != nullptr && type == WeightType::kBF16 && k % 8 == 0 &&
+           k <= kBf16MostColumns;
+  }
   bool HasUnits() const { return large_ != nullptr && large_->has_units(); }
   // The rows that the choice of kernels is told of.
   int ChoiceRows(int rows) const { return deterministic_ ? std::min(rows, kDecodeRows) : rows; }
@@ -195,9 +221,12 @@ class MultiplierImpl final : public Multiplier {
         together.product[together.count++] = FloatProductOf(products[i], row);
         done[i] = true;
       }
-      LC_RETURN_IF_ERROR(
-          CudaStatus(MultiplyFloats(context_, together, FromRow(operand, row, together.k), rows),
-                     "multiply few rows with float weights"));
+      const OperandView x = FromRow(operand, row, together.k);
+      LC_RETURN_IF_ERROR(CudaStatus(TakesBf16Pairs(together.type, together.k)
+                                        ? MultiplyBf16Pairs(context_, Bf16ProductsOf(together),
+                                                            x.bf16_high, x.bf16_low, rows, bf16_)
+                                        : MultiplyFloats(context_, together, x, rows),
+                                    "multiply few rows with float weights"));
     }
     return absl::OkStatus();
   }
@@ -206,6 +235,7 @@ class MultiplierImpl final : public Multiplier {
   const bool deterministic_;
   DeviceArray partials_;
   DeviceArray flags_;
+  const Bf16Scratch bf16_;  // in the same partial sums and flags
   std::unique_ptr<LargeMatmul> large_;
 };
 
@@ -216,12 +246,19 @@ absl::StatusOr<std::unique_ptr<Multiplier>> Multiplier::Create(const Context& co
   LC_RETURN_IF_ERROR(CudaStatus(PrepareDecode(context), "prepare the kernels for few rows"));
   LC_RETURN_IF_ERROR(
       CudaStatus(PrepareFloatMatmul(context), "prepare the kernels for float weights"));
+  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  LC_RETURN_IF_ERROR(
+      CudaStatus(PrepareBf16Matmul(context, &encode), "prepare the kernels for BF16 weights"));
   LC_ASSIGN_OR_RETURN(DeviceArray partials,
-                      DeviceArray::Allocate(context, DecodePartialsBytes(context.sm_count),
+                      DeviceArray::Allocate(context,
+                                            std::max(DecodePartialsBytes(context.sm_count),
+                                                     Bf16PairPartialBytes(context.sm_count)),
                                             "partial sums of products"));
   LC_ASSIGN_OR_RETURN(
       DeviceArray flags,
-      DeviceArray::Allocate(context, DecodeFlagsBytes(context.sm_count), "flags of products"));
+      DeviceArray::Allocate(
+          context, std::max(DecodeFlagsBytes(context.sm_count), Bf16FlagBytes(context.sm_count)),
+          "flags of products"));
   std::unique_ptr<LargeMatmul> large;
   if (limits.max_rows > kDecodeRows && !limits.deterministic) {
     LargeMatmulOptions options;
@@ -230,7 +267,7 @@ absl::StatusOr<std::unique_ptr<Multiplier>> Multiplier::Create(const Context& co
     LC_ASSIGN_OR_RETURN(large, LargeMatmul::Create(context, options));
   }
   return std::make_unique<MultiplierImpl>(context, limits, std::move(partials), std::move(flags),
-                                          std::move(large));
+                                          encode, std::move(large));
 }
 
 }  // namespace layercake::kernels::cuda
