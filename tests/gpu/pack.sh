@@ -5,14 +5,15 @@
 #   tests/gpu/pack.sh BUILD FOLDER
 #
 # BUILD: a build folder with CUDA, LAYERCAKE_TESTS and LAYERCAKE_BENCHMARKS, all of it built.
-# There: FOLDER/check.sh (tests), FOLDER/measure.sh and two_gpus.sh (tables) with FOLDER/bin. A test
-# or benchmark that is started by hand finds its libraries with LD_LIBRARY_PATH=FOLDER/lib.
+# There: FOLDER/check.sh (tests), FOLDER/measure.sh, kills.sh and two_gpus.sh (tables) with
+# FOLDER/bin. A test or benchmark that is started by hand finds its libraries with
+# LD_LIBRARY_PATH=FOLDER/lib.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=$1 folder=$2
 cmake --install "$build" --prefix "$folder" --strip > /dev/null
 mkdir -p "$folder/lib"
-cp "$here"/{check,measure,two_gpus}.sh "$folder"
+cp "$here"/{check,measure,kills,two_gpus}.sh "$here/table.awk" "$folder"
 for program in "$build"/kernels/cuda/cuda_*_test "$build"/tests/gpu/cuda_channel_test \
     "$build"/bin/{cuda_*,device_hop,peer_death}_benchmark; do
   case $program in *cuda_plan_test | *cuda_layout_test) continue ;; esac   # these need no GPU
