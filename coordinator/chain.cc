@@ -442,7 +442,8 @@ void Chain::OnClosed(SessionId id, const absl::Status& reason) {
     return;
   }
   if (it->second.misses_another) return;  // it has said why
-  Fail(absl::UnavailableError(absl::StrCat(Describe(it->second), " is gone: ", reason.message())));
+  Fail(absl::UnavailableError(absl::StrCat(Describe(it->second), " is gone: ", reason.message(),
+                                           "; the end of its log may say why")));
 }
 
 void Chain::Refuse(SessionId id, const absl::Status& reason) {

@@ -16,7 +16,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 class ChainTest : public ::testing::Test {
  protected:
@@ -358,8 +357,8 @@ TEST_F(ChainTest, NamesTheStageThatIsGoneAndNotTheNeighbourThatMissesIt) {
   EXPECT_TRUE(failed_.ok()) << failed_;
   first_->callbacks.on_closed(absl::UnavailableError("connection reset"));
   EXPECT_EQ(failed_.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(failed_.message()),
-              AllOf(StartsWith("stage 0 (box"), HasSubstr("is gone: connection reset")));
+  EXPECT_THAT(failed_.message(), AllOf(HasSubstr("stage 0 (box"),
+                                       HasSubstr("is gone: connection reset; the end of its log")));
 }
 
 TEST_F(ChainTest, NamesTheStageThatIsGoneBetweenTwoThatMissIt) {
@@ -374,16 +373,14 @@ TEST_F(ChainTest, NamesTheStageThatIsGoneBetweenTwoThatMissIt) {
   last_words.mutable_failure()->set_code(static_cast<int32_t>(absl::StatusCode::kInternal));
   last_words.mutable_failure()->set_message("illegal address");
   ends[1]->Say(last_words);
-  EXPECT_THAT(std::string(failed_.message()),
-              AllOf(StartsWith("stage 1 (box"), HasSubstr("illegal address")));
+  EXPECT_THAT(failed_.message(), AllOf(HasSubstr("stage 1 (box"), HasSubstr("illegal address")));
 }
 
 TEST_F(ChainTest, BelievesTheNeighbourWhenNobodyElseIsHeard) {
   Serve();
   last_->Say(Misses("stage 1: the channel with stage 0: no answer"));
   loop_.Advance(absl::Seconds(2));
-  EXPECT_THAT(std::string(failed_.message()),
-              AllOf(StartsWith("stage 1 (box"), HasSubstr("no answer")));
+  EXPECT_THAT(failed_.message(), AllOf(HasSubstr("stage 1 (box"), HasSubstr("no answer")));
 }
 
 TEST_F(ChainTest, NamesTheStageThatAPlanCannotBeSentTo) {
