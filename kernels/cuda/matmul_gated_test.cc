@@ -86,6 +86,9 @@ class GatedMatmulTest : public MatmulTest, public testing::WithParamInterface<Ke
     } else {
       const auto values = static_cast<size_t>(rows * n);
       EXPECT_EQ(cudaMemset(view.bf16_high, 0xff, values * sizeof(uint16_t)), cudaSuccess);
+      if (form == kBfloat16Form) {
+        EXPECT_EQ(cudaMemset(view.bf16_low, 0xff, values * sizeof(uint16_t)), cudaSuccess);
+      }
     }
     const DeviceArray values = Upload(x);
     EXPECT_TRUE(NormOperand(context_, values.as<float>(), norm_.as<float>(), 1e-6f, rows, k, form,
@@ -155,11 +158,13 @@ TEST_P(GatedMatmulTest, AgreesWithTheProductInDoubleForEveryTypeAndSize) {
   };
   // One tile of rows and a part of one; an even and an odd number of tiles; cut items.
   for (const Case& c : {Case{256, 256, 40}, Case{1280, 512, 130}, Case{3328, 768, 64}}) {
-    for (const WeightType type :
-         {WeightType::kQ4_K, WeightType::kQ5_K, WeightType::kQ6_K, WeightType::kQ8_0}) {
+    for (const WeightType type : kAllTypes) {
+      if (!HasUnitMatmul(type)) continue;
+      // All types of one size, the commonest of each.
+      if (c.n != 1280 && type != WeightType::kQ4_K && type != WeightType::kQ8_0) continue;
       base::SeededRandom random(static_cast<uint64_t>(c.n + c.k));
       // Only types with blocks of 32 have such columns.
-      const int64_t n = type == WeightType::kQ8_0 ? c.n - 160 : c.n;
+      const int64_t n = BlockShapeOf(type).elements == 32 ? c.n - 160 : c.n;
       const Ffn ffn = MakeFfn(random, type, n, c.k, c.out);
       for (const int rows : {17, 33, 90, kMostRows}) {
         SCOPED_TRACE(absl::StrCat(WeightTypeName(type), " n ", n, " k ", c.k, " rows ", rows));
@@ -181,21 +186,25 @@ TEST_P(GatedMatmulTest, MakesTheOperandOfBf16AtRowsThatHaveAKernelForIt) {
   if (!RunsHopperCode(context_)) GTEST_SKIP() << "no such kernel on this device";
   base::SeededRandom random(3);
   const Ffn ffn = MakeFfn(random, WeightType::kBF16, 1368, 1032, 130);
-  for (const int rows : {17, 33, 90, kBf16MostRows}) {
+  for (const int rows : {1, 5, kDecodeRows, 17, 33, 90, kBf16MostRows}) {
     SCOPED_TRACE(absl::StrCat("rows ", rows));
+    const bool pairs = rows <= kDecodeRows;
     const std::vector<float> x = HeavyTailedRows(random, rows, 1032);
-    const Operands operands = MakeOperands(x, rows, 1032, 1368, kBfloat16HighForm);
+    const Operands operands =
+        MakeOperands(x, rows, 1032, 1368, pairs ? kBfloat16Form : kBfloat16HighForm);
     ASSERT_TRUE(many_->TakesGated(*ffn.gate, *ffn.up, *ffn.down, rows));
     const absl::Status status = many_->MultiplyGated({.gate = ffn.gate.get(), .up = ffn.up.get()},
                                                      *operands.normed, rows, *operands.next);
     ASSERT_TRUE(status.ok()) << status;
-    // Both operands round to bf16.
+    // Both operands round to bf16, or to pairs.
     EXPECT_LT(RelativeError(Down(ffn, *operands.next, rows),
                             Reference(ffn, Normed(x, rows, 1032), rows, {}, {})),
-              6e-3);
+              pairs ? 5e-5 : 6e-3);
   }
   EXPECT_FALSE(many_->TakesGated(*ffn.gate, *ffn.up, *ffn.down, kBf16MostRows + 1));
-  EXPECT_FALSE(many_->TakesGated(*ffn.gate, *ffn.up, *ffn.down, kDecodeRows));
+  // Rows of 16-bit weights that are not aligned.
+  const Ffn odd = MakeFfn(random, WeightType::kBF16, 36, 44, 8);
+  EXPECT_FALSE(many_->TakesGated(*odd.gate, *odd.up, *odd.down, 1));
 }
 
 TEST_P(GatedMatmulTest, AddsBiasesHoweverLarge) {

@@ -105,6 +105,7 @@ class PanelMatmul final : public LargeMatmul {
                                   {.w = &up, .bias = gated.up_bias}};
       return MultiplyByBf16(products, operand.view(), rows, next.view().bf16_high);
     }
+    LC_RETURN_IF_ERROR(PrepareUnits(gate.type()));
     const OperandView& to = next.view();
     UnitProducts products;
     products.count = 2;
@@ -171,8 +172,19 @@ class PanelMatmul final : public LargeMatmul {
            rows <= kBf16MostRows;
   }
 
+  // Models have a few of the types that there are.
+  absl::Status PrepareUnits(WeightType type) {
+    const uint64_t bit = uint64_t{1} << static_cast<int>(type);
+    if ((prepared_units_ & bit) != 0) return absl::OkStatus();
+    LC_RETURN_IF_ERROR(CudaStatus(PrepareUnitMatmul(context_, type),
+                                  absl::StrCat("prepare products with ", WeightTypeName(type))));
+    prepared_units_ |= bit;
+    return absl::OkStatus();
+  }
+
   // Products of one type and k.
   absl::Status MultiplyByUnits(absl::Span<const Product> products, const OperandView& x, int rows) {
+    LC_RETURN_IF_ERROR(PrepareUnits(products[0].w->type()));
     UnitProducts together;
     together.k = products[0].w->k();
     for (const Product& product : products) {
@@ -249,6 +261,7 @@ class PanelMatmul final : public LargeMatmul {
   const DeviceArray flags_;
   const Bf16Scratch bf16_;  // in the same partial sums and flags
   const std::unique_ptr<CublasLt> library_;
+  uint64_t prepared_units_ = 0;  // types, by bits
 };
 
 }  // namespace
@@ -278,7 +291,6 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
   DeviceArray flags;
   Bf16Scratch bf16;
   if (UnitMatmulAvailable(context) && !options.panels_only) {
-    LC_RETURN_IF_ERROR(CudaStatus(PrepareUnitMatmul(context), "prepare the products by units"));
     LC_RETURN_IF_ERROR(CudaStatus(PrepareBf16Matmul(context, &bf16.encode),
                                   "prepare the products of BF16 weights"));
     LC_ASSIGN_OR_RETURN(partials,

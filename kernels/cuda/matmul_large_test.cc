@@ -191,7 +191,7 @@ TEST_F(LargeMatmulTest, AddsTheBiasAndTheOutputInEveryPanel) {
     // Room for 256 rows: three panels.
     const auto large = Create(300 * kK, own_kernel);
     ASSERT_NE(large, nullptr);
-    for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ4_0, WeightType::kMXFP4,
+    for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ2_K, WeightType::kMXFP4,
                                   WeightType::kBF16, WeightType::kF16}) {
       const std::vector<uint8_t> bytes = RandomWeights(random, type, kN, kK);
       const auto w = UploadWeights(type, kN, kK, bytes);
@@ -275,7 +275,7 @@ TEST_F(LargeMatmulTest, ADeterministicMultiplierGivesARowTheSameBitsInAStepOfAny
   limits.deterministic = true;
   auto multiplier = Multiplier::Create(context_, limits);
   ASSERT_TRUE(multiplier.ok()) << multiplier.status();
-  for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ4_0, WeightType::kBF16}) {
+  for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ2_K, WeightType::kBF16}) {
     const auto w = UploadWeights(type, kN, kK, RandomWeights(random, type, kN, kK));
     const CudaMatrix* const matrices[] = {w.get()};
     const OperandForms forms = (*multiplier)->FormsFor(matrices, kRows);
@@ -303,8 +303,8 @@ TEST_F(LargeMatmulTest, RefusesWhatItWasNotMadeFor) {
   const auto operand = MakeOperand(RandomFloats(random, 20 * 256), 20, 256);
   const auto f32 =
       UploadWeights(WeightType::kF32, 64, 256, RandomWeights(random, WeightType::kF32, 64, 256));
-  const auto wide = UploadWeights(WeightType::kQ5_0, 512, 256,
-                                  RandomWeights(random, WeightType::kQ5_0, 512, 256));
+  const auto wide = UploadWeights(WeightType::kQ2_K, 512, 256,
+                                  RandomWeights(random, WeightType::kQ2_K, 512, 256));
   const DeviceArray out = Upload(Poisoned(20 * 512));
   Product product = {f32.get(), nullptr, out.as<float>(), 64, false};
   EXPECT_THAT(large->Multiply({&product, 1}, *operand, 20).message(), HasSubstr("takes no F32"));

@@ -1,6 +1,7 @@
 #include "kernels/cuda/hopper_code.h"
 #include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/unit_functions.h"
+#include "kernels/cuda/unit_reader.cuh"
 #include "kernels/cuda/unit_shape.cuh"
 
 namespace layercake::kernels::cuda {
@@ -8,27 +9,18 @@ namespace {
 
 constexpr int kMostTokens = 128;
 
-template <WeightType kType>
-UnitFunctions FunctionsOf(bool by_wgmma) {
-  return by_wgmma ? UnitsByWgmma<kType>() : UnitsByMma<kType>();
-}
-
 bool ByWgmma(const Context& context) {
   return RunsHopperCode(context) && context.max_shared_bytes >= kUnitSharedBudget;
 }
 
+// Null for types without HasUnitMatmul.
 UnitFunctions FunctionsFor(const Context& context, WeightType type) {
-  const bool by_wgmma = ByWgmma(context);
-  switch (type) {
-    case WeightType::kQ5_K:
-      return FunctionsOf<WeightType::kQ5_K>(by_wgmma);
-    case WeightType::kQ6_K:
-      return FunctionsOf<WeightType::kQ6_K>(by_wgmma);
-    case WeightType::kQ8_0:
-      return FunctionsOf<WeightType::kQ8_0>(by_wgmma);
-    default:
-      return FunctionsOf<WeightType::kQ4_K>(by_wgmma);
-  }
+  return ForQuantisedType(type, UnitFunctions{}, [&]<WeightType kType>() {
+    if constexpr (HasUnitMatmul(kType)) {
+      return ByWgmma(context) ? UnitsByWgmma<kType>() : UnitsByMma<kType>();
+    }
+    return UnitFunctions{};
+  });
 }
 
 const UnitKernelOf& KernelFor(const UnitFunctions& functions, int tokens) {
@@ -36,16 +28,6 @@ const UnitKernelOf& KernelFor(const UnitFunctions& functions, int tokens) {
          : tokens == 64 ? functions.tokens64
          : tokens == 96 ? functions.tokens96
                         : functions.tokens128;
-}
-
-cudaError_t PrepareType(const Context& context, WeightType type) {
-  const UnitFunctions functions = FunctionsFor(context, type);
-  for (const UnitKernelOf& kernel :
-       {functions.tokens32, functions.tokens64, functions.tokens96, functions.tokens128}) {
-    const cudaError_t error = AllowSharedBytes(kernel.function, kernel.shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
 }
 
 }  // namespace
@@ -67,10 +49,12 @@ bool UnitMatmulAvailable(const Context& context) {
   return ByWgmma(context) || context.max_shared_bytes >= kUnitMmaSharedBytes;
 }
 
-cudaError_t PrepareUnitMatmul(const Context& context) {
-  for (const WeightType type :
-       {WeightType::kQ4_K, WeightType::kQ5_K, WeightType::kQ6_K, WeightType::kQ8_0}) {
-    const cudaError_t error = PrepareType(context, type);
+cudaError_t PrepareUnitMatmul(const Context& context, WeightType type) {
+  const UnitFunctions functions = FunctionsFor(context, type);
+  for (const UnitKernelOf& kernel :
+       {functions.tokens32, functions.tokens64, functions.tokens96, functions.tokens128}) {
+    if (kernel.function == nullptr) return cudaErrorInvalidValue;
+    const cudaError_t error = AllowSharedBytes(kernel.function, kernel.shared_bytes);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

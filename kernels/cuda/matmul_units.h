@@ -26,10 +26,25 @@ namespace layercake::kernels::cuda {
 
 inline constexpr int kUnitMaxProducts = 3;
 
-// The types whose files are common enough to have these kernels.
+// The quantised types but MXFP4, whose exponents f16 does not hold, and Q2_K, whose groups of 16
+// have minima too.
 constexpr bool HasUnitMatmul(WeightType type) {
-  return type == WeightType::kQ4_K || type == WeightType::kQ5_K || type == WeightType::kQ6_K ||
-         type == WeightType::kQ8_0;
+  switch (type) {
+    case WeightType::kQ3_K:
+    case WeightType::kQ4_0:
+    case WeightType::kQ4_1:
+    case WeightType::kQ4_K:
+    case WeightType::kQ5_0:
+    case WeightType::kQ5_1:
+    case WeightType::kQ5_K:
+    case WeightType::kQ6_K:
+    case WeightType::kQ8_0:
+    case WeightType::kIQ4_NL:
+    case WeightType::kIQ4_XS:
+      return true;
+    default:
+      return false;
+  }
 }
 
 struct UnitProduct {
@@ -78,8 +93,9 @@ size_t UnitFlagBytes(int sm_count);
 // Whether the device runs them: it lacks the shared memory otherwise.
 bool UnitMatmulAvailable(const Context& context);
 
-// Raises the kernels' shared memory limits; once per device, before the first launch.
-cudaError_t PrepareUnitMatmul(const Context& context);
+// Raises the shared memory limits of a type's kernels, which loads their code; once per device,
+// before the first launch. cudaErrorInvalidValue without HasUnitMatmul.
+cudaError_t PrepareUnitMatmul(const Context& context, WeightType type);
 
 // One launch. Any rows >= 1 of x.tiles and x.half_scale; products of one type that HasUnitMatmul, k
 // a multiple of 32; cudaErrorInvalidValue otherwise, and for 2^31 column blocks of items and more.

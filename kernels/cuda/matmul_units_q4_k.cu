@@ -3,13 +3,7 @@
 
 namespace layercake::kernels::cuda {
 
-template <>
-UnitFunctions UnitsByWgmma<WeightType::kQ4_K>() {
-  return WgmmaFunctions<WeightType::kQ4_K>();
-}
-template <>
-UnitFunctions UnitsByMma<WeightType::kQ4_K>() {
-  return MmaFunctions<WeightType::kQ4_K>();
-}
+template UnitFunctions UnitsByWgmma<WeightType::kQ4_K>();
+template UnitFunctions UnitsByMma<WeightType::kQ4_K>();
 
 }  // namespace layercake::kernels::cuda

@@ -3,13 +3,7 @@
 
 namespace layercake::kernels::cuda {
 
-template <>
-UnitFunctions UnitsByWgmma<WeightType::kQ5_K>() {
-  return WgmmaFunctions<WeightType::kQ5_K>();
-}
-template <>
-UnitFunctions UnitsByMma<WeightType::kQ5_K>() {
-  return MmaFunctions<WeightType::kQ5_K>();
-}
+template UnitFunctions UnitsByWgmma<WeightType::kQ5_K>();
+template UnitFunctions UnitsByMma<WeightType::kQ5_K>();
 
 }  // namespace layercake::kernels::cuda

@@ -3,13 +3,7 @@
 
 namespace layercake::kernels::cuda {
 
-template <>
-UnitFunctions UnitsByWgmma<WeightType::kQ6_K>() {
-  return WgmmaFunctions<WeightType::kQ6_K>();
-}
-template <>
-UnitFunctions UnitsByMma<WeightType::kQ6_K>() {
-  return MmaFunctions<WeightType::kQ6_K>();
-}
+template UnitFunctions UnitsByWgmma<WeightType::kQ6_K>();
+template UnitFunctions UnitsByMma<WeightType::kQ6_K>();
 
 }  // namespace layercake::kernels::cuda

@@ -3,13 +3,7 @@
 
 namespace layercake::kernels::cuda {
 
-template <>
-UnitFunctions UnitsByWgmma<WeightType::kQ8_0>() {
-  return WgmmaFunctions<WeightType::kQ8_0>();
-}
-template <>
-UnitFunctions UnitsByMma<WeightType::kQ8_0>() {
-  return MmaFunctions<WeightType::kQ8_0>();
-}
+template UnitFunctions UnitsByWgmma<WeightType::kQ8_0>();
+template UnitFunctions UnitsByMma<WeightType::kQ8_0>();
 
 }  // namespace layercake::kernels::cuda

@@ -5,6 +5,7 @@
 #include "kernels/cpu/kernels_test_support.h"
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/matmul_large.h"
+#include "kernels/cuda/matmul_units.h"
 
 namespace layercake::kernels::cuda {
 namespace {
@@ -45,8 +46,8 @@ TEST(DecodeTogether, JoinsEqualTypesAndTheMixesOfCommonFiles) {
 }
 
 TEST(ProductChoice, ReadsTilesWhereTheDeviceMultipliesByUnits) {
-  for (const WeightType type :
-       {WeightType::kQ4_K, WeightType::kQ5_K, WeightType::kQ6_K, WeightType::kQ8_0}) {
+  for (const WeightType type : kAllTypes) {
+    if (!HasUnitMatmul(type)) continue;
     SCOPED_TRACE(WeightTypeName(type));
     EXPECT_EQ(FormsOfProduct(type, 5120, 17, true), kTileForm);
     // Without, a few groups of rows read less than panels do.
@@ -55,8 +56,9 @@ TEST(ProductChoice, ReadsTilesWhereTheDeviceMultipliesByUnits) {
     EXPECT_FALSE(NeedsPanels(type, true));
     EXPECT_TRUE(NeedsPanels(type, false));
   }
-  EXPECT_EQ(FormsOfProduct(WeightType::kQ4_0, 5120, 512, true), kFloat16Form);
-  EXPECT_TRUE(NeedsPanels(WeightType::kQ4_0, true));
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ2_K, 5120, 512, true), kFloat16Form);
+  EXPECT_EQ(FormsOfProduct(WeightType::kMXFP4, 5120, 512, true), kBfloat16HighForm);
+  EXPECT_TRUE(NeedsPanels(WeightType::kQ2_K, true));
   // Few rows read both parts of an activation, many the high one.
   EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 16, true), kBfloat16Form);
   EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 512, true), kBfloat16HighForm);

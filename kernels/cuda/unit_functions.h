@@ -17,11 +17,11 @@ struct UnitKernelOf {
 };
 // By rows of activations of an item.
 struct UnitFunctions {
-  UnitKernelOf tokens32, tokens64, tokens96, tokens128;
+  UnitKernelOf tokens32 = {}, tokens64 = {}, tokens96 = {}, tokens128 = {};
 };
 
-// Of types that HasUnitMatmul, one per file so that they compile side by side. With wgmma, for
-// Hopper (unit_kernel.cuh); with mma.sync, for any device (unit_mma_kernel.cuh).
+// Of types that HasUnitMatmul, instantiated one per file so that they compile side by side. With
+// wgmma, for Hopper (unit_kernel.cuh); with mma.sync, for any device (unit_mma_kernel.cuh).
 template <WeightType kType>
 UnitFunctions UnitsByWgmma();
 template <WeightType kType>

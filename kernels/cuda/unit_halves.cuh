@@ -17,24 +17,65 @@ namespace layercake::kernels::cuda {
 
 constexpr float kCodeScale = 16777216.0f;  // 2^24: a code's bits are that part of it
 
-// What a lane reads of a unit's header planes for its LaneScales.
+// What a lane reads of a unit's header planes for its LaneScales: of rows g and g + 8, g = lane
+// / 4.
 template <WeightType kType>
 struct LaneHeader {
-  uint4 row[2];   // of the first plane, rows g and g + 8
-  uint32_t d[2];  // of the second, where scales have a factor there
+  HeaderBytes first[2], second[2];
 
   __device__ __forceinline__ void Load(const std::byte* unit, int lane) {
     constexpr UnitFormat kFormat = UnitFormatOf(kType);
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(unit);
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
-      const int at = lane / 4 + 8 * lower;
-      row[lower] = *reinterpret_cast<const uint4*>(unit + kFormat.header[0] + 16 * at);
-      if constexpr (kType == WeightType::kQ6_K) {
-        d[lower] = *reinterpret_cast<const uint16_t*>(unit + kFormat.header[1] + 2 * at);
+      const int row = lane / 4 + 8 * lower;
+      first[lower] = LoadHeader<kFormat.header_row_bytes[0]>(bytes + kFormat.header[0] +
+                                                             kFormat.header_row_bytes[0] * row);
+      if constexpr (kFormat.header_row_bytes[1] > 0) {
+        second[lower] = LoadHeader<kFormat.header_row_bytes[1]>(bytes + kFormat.header[1] +
+                                                                kFormat.header_row_bytes[1] * row);
       }
     }
   }
 };
+
+// Half t + 4 upper of eight, t in [0, 4).
+__device__ __forceinline__ float GroupHalf(const HeaderBytes& header, int t, int upper) {
+  const uint32_t word = upper == 0 ? (t < 2 ? header.word[0] : header.word[1])
+                                   : (t < 2 ? header.word[2] : header.word[3]);
+  return HalfBits(word >> (16 * (t % 2)) & 0xffffu);
+}
+
+// Scale and minimum of group t + 4 upper in a row of Q4_K and Q5_K, without d and dmin.
+struct KPair {
+  float scale, minimum;
+
+  __device__ __forceinline__ KPair(const HeaderBytes& header, int t, int upper) {
+    const uint32_t scales = header.word[1] >> (8 * t);  // on top two bits of group t + 4
+    const uint32_t minima = header.word[2] >> (8 * t);
+    const uint32_t rest = header.word[3] >> (8 * t);
+    scale = static_cast<float>(upper == 0 ? scales & 63u : (rest & 15u) | ((scales >> 2) & 48u));
+    minimum =
+        static_cast<float>(upper == 0 ? minima & 63u : ((rest >> 4) & 15u) | ((minima >> 2) & 48u));
+  }
+};
+
+// Scale of group 2 (t + 4 upper) + half of 16 columns in a row of Q6_K or Q3_K, without d.
+template <WeightType kType>
+__device__ __forceinline__ float HalfGroupScale(const HeaderBytes& header, int t, int upper,
+                                                int half) {
+  if constexpr (kType == WeightType::kQ6_K) {
+    const uint32_t word = upper == 0 ? (t < 2 ? header.word[0] : header.word[1])
+                                     : (t < 2 ? header.word[2] : header.word[3]);
+    return static_cast<float>(static_cast<int8_t>(word >> (16 * (t % 2) + 8 * half) & 255u));
+  } else {
+    static_assert(kType == WeightType::kQ3_K);
+    const int place = 16 * (t % 2) + 8 * half;
+    const uint32_t low = (t < 2 ? header.word[0] : header.word[1]) >> (place + 4 * upper) & 15u;
+    const uint32_t high = header.word[2] >> (place + 2 * (t / 2 + 2 * upper)) & 3u;
+    return static_cast<float>(static_cast<int>(low | high << 4) - 32);
+  }
+}
 
 // The scales of rows g and g + 8 of a unit, g = lane / 4. Each of a row's four lanes makes those of
 // groups t and t + 4 (t = lane % 4) of 32 columns, and lends them to the others.
@@ -42,45 +83,19 @@ template <WeightType kType>
 class LaneScales {
  public:
   // Of a group: (scale, what code 0 stands for), or the scales of its two halves of 16 columns.
-  static constexpr bool kOfHalves = kType == WeightType::kQ6_K;
+  static constexpr bool kOfHalves = kType == WeightType::kQ6_K || kType == WeightType::kQ3_K;
   // Upper groups' codes stand four bits higher, their scales are a sixteenth (CodeHalves).
-  static constexpr bool kUpperTimes16 = kType == WeightType::kQ4_K;
+  static constexpr bool kUpperTimes16 = kType == WeightType::kQ4_K || kType == WeightType::kQ4_1;
 
   // `weight_scale`: UnitWeightScale of the matrix.
   __device__ __forceinline__ void Make(const LaneHeader<kType>& header, float weight_scale,
                                        int lane) {
-    const int t = lane % 4;
-    const float code_scale = weight_scale * kCodeScale;
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
-      const uint4 w = header.row[lower];
-      if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
-        const float d = HalfBits(w.x & 0xffffu) * code_scale;
-        const float m = HalfBits(w.x >> 16) * -weight_scale;
-        const uint32_t scales = w.y >> (8 * t);  // of group t; on top two bits of group t + 4
-        const uint32_t minima = w.z >> (8 * t);
-        const uint32_t rest = w.w >> (8 * t);
-        own_[lower][0] = Pair(d * Float(scales & 63u), m * Float(minima & 63u));
-        own_[lower][1] =
-            Pair((kUpperTimes16 ? d / 16 : d) * Float((rest & 15u) | ((scales >> 2) & 48u)),
-                 m * Float(((rest >> 4) & 15u) | ((minima >> 2) & 48u)));
-      } else if constexpr (kType == WeightType::kQ6_K) {
-        const float d = HalfBits(header.d[lower]) * code_scale;
 #pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-          const uint32_t word = upper == 0 ? (t < 2 ? w.x : w.y) : (t < 2 ? w.z : w.w);
-          const uint32_t both = word >> (16 * (t % 2));
-          own_[lower][upper] = Pair(d * static_cast<float>(static_cast<int8_t>(both & 255u)),
-                                    d * static_cast<float>(static_cast<int8_t>(both >> 8 & 255u)));
-        }
-      } else {
-        static_assert(kType == WeightType::kQ8_0);
-#pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-          const uint32_t word = upper == 0 ? (t < 2 ? w.x : w.y) : (t < 2 ? w.z : w.w);
-          const float d = HalfBits(word >> (16 * (t % 2)) & 0xffffu);
-          own_[lower][upper] = Pair(d * code_scale, d * (weight_scale * -CodeBias<kType>()));
-        }
+      for (int upper = 0; upper < 2; ++upper) {
+        own_[lower][upper] =
+            PairOf(header.first[lower], header.second[lower], weight_scale, lane % 4, upper);
       }
     }
   }
@@ -92,8 +107,35 @@ class LaneScales {
   }
 
  private:
-  static __device__ __forceinline__ float Float(uint32_t integer) {
-    return static_cast<float>(integer);
+  static __device__ __forceinline__ uint32_t PairOf(const HeaderBytes& first,
+                                                    const HeaderBytes& second, float weight_scale,
+                                                    int t, int upper) {
+    const float code_scale =
+        weight_scale * (kUpperTimes16 && upper == 1 ? kCodeScale / 16 : kCodeScale);
+    // The same power of two times scales and times what code 0 stands for: both round alike.
+    const float zero_scale = weight_scale * -CodeBias<kType>();
+    if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
+      const KPair k(first, t, upper);
+      return Pair(first.Half(0) * code_scale * k.scale, first.Half(1) * -weight_scale * k.minimum);
+    } else if constexpr (kOfHalves) {
+      const float d = second.Half(0) * code_scale;
+      return Pair(d * HalfGroupScale<kType>(first, t, upper, 0),
+                  d * HalfGroupScale<kType>(first, t, upper, 1));
+    } else if constexpr (kType == WeightType::kQ4_1 || kType == WeightType::kQ5_1) {
+      return Pair(GroupHalf(first, t, upper) * code_scale,
+                  GroupHalf(second, t, upper) * weight_scale);
+    } else if constexpr (kType == WeightType::kIQ4_XS) {
+      const int j = t + 4 * upper;
+      const uint32_t low = first.word[1] >> (4 * j) & 15u;
+      const uint32_t high = first.word[0] >> (16 + 2 * j) & 3u;
+      const float d = first.Half(0) * static_cast<float>(static_cast<int>(low | high << 4) - 32);
+      return Pair(d * code_scale, d * zero_scale);
+    } else {
+      static_assert(kType == WeightType::kQ8_0 || kType == WeightType::kQ4_0 ||
+                    kType == WeightType::kQ5_0 || kType == WeightType::kIQ4_NL);
+      const float d = GroupHalf(first, t, upper);
+      return Pair(d * code_scale, d * zero_scale);
+    }
   }
   static __device__ __forceinline__ uint32_t Pair(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
@@ -111,7 +153,7 @@ class LaneWords {
     const auto load = [&](int plane, int step) {
       return *reinterpret_cast<const uint4*>(unit + plane + 512 * step + 16 * lane);
     };
-    main_[0] = load(0, jj);
+    if constexpr (kFormat.main != MainPlane::kNone) main_[0] = load(0, jj);
     if constexpr (kFormat.main == MainPlane::kByte) main_[1] = load(0, jj + 4);
     if constexpr (kFormat.pair >= 0) pair_ = load(kFormat.pair, jj / 2);
     if constexpr (kFormat.bit >= 0) bit_ = load(kFormat.bit, 0);
@@ -119,7 +161,8 @@ class LaneWords {
   // Those of register (jj + 4 upper, lane, i).
   __device__ __forceinline__ PlaneWords Of(int upper, int i) const {
     PlaneWords words = {};
-    words.main = Word(main_[kFormat.main == MainPlane::kByte ? upper : 0], i);
+    if constexpr (kFormat.main != MainPlane::kNone)
+      words.main = Word(main_[kFormat.main == MainPlane::kByte ? upper : 0], i);
     if constexpr (kFormat.pair >= 0) words.pair = Word(pair_, i);
     if constexpr (kFormat.bit >= 0) words.bit = Word(bit_, i);
     return words;

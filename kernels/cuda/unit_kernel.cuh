@@ -302,7 +302,7 @@ UnitKernelOf UnitKernelFor() {
   return {UnitKernel<kType, kTokens>, Shape::kThreads, Shape::kSharedBytes};
 }
 template <WeightType kType>
-UnitFunctions WgmmaFunctions() {
+UnitFunctions UnitsByWgmma() {
   return {UnitKernelFor<kType, 32>(), UnitKernelFor<kType, 64>(), UnitKernelFor<kType, 96>(),
           UnitKernelFor<kType, 128>()};
 }

@@ -268,7 +268,7 @@ UnitKernelOf UnitMmaKernelFor() {
   return {UnitMmaKernel<kType, kTokens>, Shape::kThreads, Shape::kSharedBytes};
 }
 template <WeightType kType>
-UnitFunctions MmaFunctions() {
+UnitFunctions UnitsByMma() {
   return {UnitMmaKernelFor<kType, 32>(), UnitMmaKernelFor<kType, 64>(),
           UnitMmaKernelFor<kType, 96>(), UnitMmaKernelFor<kType, 128>()};
 }
