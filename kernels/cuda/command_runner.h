@@ -21,8 +21,9 @@ struct StepScratch {
   // the forms of few rows are the larger ones.
   std::unique_ptr<Operand> few;
   std::unique_ptr<Operand> many;
-  // More rows behind a norm, where gated products are made from one operand into another, else
-  // null.
+  // Few and more rows behind a norm, where gated products are made from one operand into another,
+  // else null.
+  std::unique_ptr<Operand> few_normed;
   std::unique_ptr<Operand> normed;
   int few_rows = 0;
   DeviceArray keys;        // (max_rows, kv_width)
@@ -44,7 +45,8 @@ struct StepScratch {
 
   Operand& OperandFor(int rows) const { return rows <= few_rows ? *few : *many; }
   Operand& NormedFor(int rows) const {
-    return rows > few_rows && normed != nullptr ? *normed : OperandFor(rows);
+    const std::unique_ptr<Operand>& own = rows <= few_rows ? few_normed : normed;
+    return own != nullptr ? *own : OperandFor(rows);
   }
 };
 

@@ -154,7 +154,7 @@ bool CudaOps::MakeGated(const CudaMatrix& next) {
   Command& command = list_.commands.back();  // gate and up, as nothing came since
   const RecordedProduct* const products =
       &list_.products[static_cast<size_t>(command.first_product)];
-  if (scratch_.normed == nullptr || command.rows <= scratch_.few_rows ||
+  if (&scratch_.NormedFor(command.rows) == &scratch_.OperandFor(command.rows) ||
       !scratch_.multiplier->TakesGated(*products[0].w, *products[1].w, next, command.rows)) {
     return false;
   }

@@ -91,9 +91,12 @@ absl::Status CudaOps::PrepareOperands(const StepLimits& limits) {
   for (int rows = 1; rows <= few; ++rows) forms |= FormsAt(rows);
   scratch_.few_rows = few;
   LC_ASSIGN_OR_RETURN(scratch_.few, Operand::Create(context_, few, max_k, forms));
+  // Gate and up read one operand while they make another.
+  if ((forms & kBfloat16Form) != 0) {
+    LC_ASSIGN_OR_RETURN(scratch_.few_normed, Operand::Create(context_, few, limits.hidden, forms));
+  }
   if (few < limits.max_rows) {
     LC_ASSIGN_OR_RETURN(scratch_.many, Operand::Create(context_, limits.max_rows, max_k, most));
-    // Gate and up read one operand while they make another.
     if ((most & (kTileForm | kBfloat16HighForm)) != 0) {
       LC_ASSIGN_OR_RETURN(scratch_.normed,
                           Operand::Create(context_, limits.max_rows, limits.hidden, most));

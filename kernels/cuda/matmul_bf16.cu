@@ -126,7 +126,7 @@ __device__ void Produce(const Bf16Arguments& a, const Bf16Ring<Shape>& ring) {
 // sums += a stage's weights times its activations, 64 columns. Does not wait for the end.
 template <typename Shape>
 __device__ __forceinline__ void MultiplyStage(uint32_t stage, int warpgroup,
-                                              Bf16Sums<Shape>& sums) {
+                                              Bf16Chains<Shape>& sums) {
   const uint64_t weights = WgmmaSwizzled(
       stage + static_cast<uint32_t>(warpgroup) * kBf16TileBytes / 2, kBf16GroupBytes, 16);
   const uint64_t x = WgmmaSwizzled(stage + kBf16TileBytes, kBf16GroupBytes, 16);
@@ -136,8 +136,8 @@ __device__ __forceinline__ void MultiplyStage(uint32_t stage, int warpgroup,
 #pragma unroll
   for (uint32_t k = 0; k < kBf16Columns / 16; ++k) {
     // 16 columns are 32 bytes.
-    WgmmaBf16<Shape::kParts * Shape::kTokens>(sums.chains[k % Shape::kChains],
-                                              weights + k * 32 / 16, x + k * 32 / 16);
+    WgmmaBf16<Shape::kParts * Shape::kTokens>(sums.chain[k % Shape::kChains], weights + k * 32 / 16,
+                                              x + k * 32 / 16);
   }
   WgmmaCommit();
 }
@@ -147,23 +147,24 @@ __device__ __forceinline__ void Consume(const Bf16Arguments& a, const Bf16Ring<S
                                         float4* exchange, int warp, int lane) {
   // From one lane, so that it is known to be the same in all.
   const int warpgroup = __shfl_sync(~0u, warp / 4, 0);
+  Bf16Chains<Shape> chains;
   Bf16Sums<Shape> sums(warp, lane);
   RingPlace<Shape::kStages> stage;
   UnitSegments segments(a.work, blockIdx.x);
   UnitSegment segment;
   while (segments.Next(&segment)) {
-    sums.Clear();
+    chains.Clear();
     for (uint32_t step = segment.begin; step < segment.end; ++step) {
       BarrierWait(ring.Full(stage.index), stage.parity);
-      MultiplyStage<Shape>(ring.Stage(stage.index), warpgroup, sums);
+      MultiplyStage<Shape>(ring.Stage(stage.index), warpgroup, chains);
       // At once: the copies have more to do than the tensor cores, which the other warpgroup keeps
       // busy meanwhile.
       WgmmaWait<0>();
-      sums.Hold();
+      chains.Hold();
       if (lane == 0) BarrierArrive(ring.Empty(stage.index));
       stage.Next();
     }
-    sums.Fold();
+    sums.Fold(chains);
     if (segment.begin > 0) {
       sums.Leave(a);
       continue;
@@ -228,7 +229,8 @@ Bf16KernelOf KernelOf(int tokens) {
 Bf16KernelOf KernelFor(int tokens, bool gated) {
   return gated ? KernelOf<true>(tokens) : KernelOf<false>(tokens);
 }
-Bf16KernelOf PairKernelFor(int tokens) {
+Bf16KernelOf PairKernelFor(int tokens, bool gated) {
+  if (gated) return tokens == 8 ? KernelWith<8, true, true>() : KernelWith<16, true, true>();
   return tokens == 8 ? KernelWith<8, false, true>() : KernelWith<16, false, true>();
 }
 
@@ -267,6 +269,7 @@ cudaError_t Enqueue(const Context& context, const Bf16Products& products, const 
   a.count = products.count;
   a.rows = x.rows;
   a.gated = products.gated;
+  a.gated_low = products.gated_low;
   a.partials = static_cast<float4*>(scratch.partials);
   a.flags = scratch.flags;
   const int item_rows = gated ? kBf16TileRows / 2 : kBf16TileRows;
@@ -311,14 +314,10 @@ size_t Bf16FlagBytes(int sm_count) {
 cudaError_t PrepareBf16Matmul(const Context& context, PFN_cuTensorMapEncodeTiled_v12000* encode) {
   *encode = nullptr;
   if (!RunsHopperCode(context) || context.max_shared_bytes < kBf16SharedBudget) return cudaSuccess;
-  for (const int tokens : {8, kBf16PairRows}) {
-    const Bf16KernelOf kernel = PairKernelFor(tokens);
-    const cudaError_t error = AllowSharedBytes(kernel.function, kernel.shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
-  for (int tokens = 32; tokens <= kBf16MostRows; tokens += 32) {
+  for (const int tokens : {8, 16, 32, 64, 96, 128}) {
     for (const bool gated : {false, true}) {
-      const Bf16KernelOf kernel = KernelFor(tokens, gated);
+      const Bf16KernelOf kernel =
+          tokens <= kBf16PairRows ? PairKernelFor(tokens, gated) : KernelFor(tokens, gated);
       const cudaError_t error = AllowSharedBytes(kernel.function, kernel.shared_bytes);
       if (error != cudaSuccess) return error;
     }
@@ -350,12 +349,14 @@ cudaError_t MultiplyBf16(const Context& context, const Bf16Products& products, c
 cudaError_t MultiplyBf16Pairs(const Context& context, const Bf16Products& products,
                               const uint16_t* high, const uint16_t* low, int rows,
                               const Bf16Scratch& scratch) {
-  if (rows < 1 || rows > kBf16PairRows || low == nullptr || products.gated != nullptr) {
+  const bool gated = products.gated != nullptr;
+  if (rows < 1 || rows > kBf16PairRows || low == nullptr ||
+      gated != (products.gated_low != nullptr)) {
     return cudaErrorInvalidValue;
   }
   const int tokens = Bf16PairTokens(rows);
   return Enqueue(context, products, {.high = high, .low = low, .rows = rows, .tokens = tokens},
-                 PairKernelFor(tokens), scratch);
+                 PairKernelFor(tokens, gated), scratch);
 }
 
 }  // namespace layercake::kernels::cuda

@@ -47,8 +47,9 @@ struct Bf16Products {
   Bf16Product product[kBf16MaxProducts];
   int64_t k = 0;
   // Not null: the two products are gate and up of equal, even n, their `out` is not used, and
-  // silu(gate) * up (rows, n) is written here as bf16.
+  // silu(gate) * up (rows, n) is written here as bf16; beside pairs as pairs.
   uint16_t* gated = nullptr;
+  uint16_t* gated_low = nullptr;
 };
 
 // What launches need beside their arguments.
@@ -73,7 +74,7 @@ cudaError_t PrepareBf16Matmul(const Context& context, PFN_cuTensorMapEncodeTiled
 cudaError_t MultiplyBf16(const Context& context, const Bf16Products& products, const uint16_t* x,
                          int rows, const Bf16Scratch& scratch);
 
-// The same with 1 to kBf16PairRows rows of x = high + low; no gated products.
+// The same with 1 to kBf16PairRows rows of x = high + low.
 cudaError_t MultiplyBf16Pairs(const Context& context, const Bf16Products& products,
                               const uint16_t* high, const uint16_t* low, int rows,
                               const Bf16Scratch& scratch);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -197,6 +198,63 @@ TEST_F(Bf16PairsTest, AddsTheBiasAndTheOutput) {
   }
 }
 
+TEST_F(Bf16PairsTest, MakesGatedProductsOfTheSameBitsWhateverRowsAreBeside) {
+  for (const Sizes& sizes : {Sizes{{8, 8}, 64}, Sizes{{136, 136}, 1000}, Sizes{{1400, 1400}, 2048},
+                             Sizes{{17000, 17000}, 136}}) {
+    const int64_t n = sizes.n[0];
+    base::SeededRandom random(static_cast<uint64_t>(n + sizes.k));
+    const std::vector<Weights> weights = MakeWeights(random, sizes);
+    std::vector<float> x = RandomFloats(random, kBf16PairRows * sizes.k, 1);
+    for (float& value : x) value *= 4 / std::sqrt(static_cast<float>(sizes.k));
+    SetRows(x);
+    std::vector<float> bias[2];
+    DeviceArray bias_arrays[2];
+    Bf16Products products;
+    products.count = 2;
+    products.k = sizes.k;
+    for (int i = 0; i < 2; ++i) {
+      bias[i] = RandomFloats(random, n, 2);
+      bias_arrays[i] = Upload(bias[i]);
+      products.product[i] = {.weights = weights[static_cast<size_t>(i)].array.as<uint16_t>(),
+                             .n = n,
+                             .bias = bias_arrays[i].as<float>()};
+    }
+    std::vector<uint16_t> all[2];
+    for (const int rows : {kBf16PairRows, 1, 2, 7, 8, 9, 15}) {
+      SCOPED_TRACE(absl::StrCat("n ", n, " k ", sizes.k, " rows ", rows));
+      const std::vector<uint16_t> poison(static_cast<size_t>(rows * n + kBehind), 0x7fc0);
+      const DeviceArray outs[2] = {Upload(poison), Upload(poison)};
+      products.gated = outs[0].as<uint16_t>();
+      products.gated_low = outs[1].as<uint16_t>();
+      ASSERT_EQ(MultiplyBf16Pairs(context_, products, high_.as<uint16_t>(), low_.as<uint16_t>(),
+                                  rows, scratch_),
+                cudaSuccess);
+      for (int part = 0; part < 2; ++part) {
+        const auto got = Download<uint16_t>(outs[part], rows * n + kBehind);
+        if (all[part].empty()) all[part] = got;
+        const auto count = static_cast<size_t>(rows * n);
+        EXPECT_EQ(std::memcmp(got.data(), all[part].data(), count * sizeof(uint16_t)), 0);
+        for (size_t i = count; i < got.size(); ++i) ASSERT_EQ(got[i], 0x7fc0) << "behind";
+      }
+    }
+    // Two rows are enough for large matrices.
+    for (int r = 0; r<kBf16PairRows; r += n * sizes.k> 500000 ? 9 : 1) {
+      const std::vector<float> row(x.begin() + r * sizes.k, x.begin() + (r + 1) * sizes.k);
+      auto reference = ReferenceProduct(row, weights[0].values, 1, n, sizes.k);
+      const auto up = ReferenceProduct(row, weights[1].values, 1, n, sizes.k);
+      std::vector<float> got;
+      for (size_t i = 0; i < reference.size(); ++i) {
+        const double z = reference[i] + double{bias[0][i]};
+        reference[i] = z / (1 + std::exp(-z)) * (up[i] + double{bias[1][i]});
+        const size_t at = static_cast<size_t>(r * n) + i;
+        got.push_back(std::bit_cast<float>(uint32_t{all[0][at]} << 16) +
+                      std::bit_cast<float>(uint32_t{all[1][at]} << 16));
+      }
+      EXPECT_LT(RelativeError(got, reference), 2 * kTolerance) << "n " << n << " row " << r;
+    }
+  }
+}
+
 TEST_F(Bf16PairsTest, ANaNShowsInItsRowAndInNoOther) {
   const Sizes sizes = {{300}, 640};
   constexpr int kRows = 11;
@@ -236,6 +294,9 @@ TEST_F(Bf16PairsTest, RefusesWhatItWasNotMadeFor) {
   EXPECT_EQ(multiply(low_.as<uint16_t>(), 0), cudaErrorInvalidValue);
   EXPECT_EQ(multiply(low_.as<uint16_t>(), kBf16PairRows + 1), cudaErrorInvalidValue);
   EXPECT_EQ(multiply(nullptr, 1), cudaErrorInvalidValue);
+  products.gated = high_.as<uint16_t>();
+  EXPECT_EQ(multiply(low_.as<uint16_t>(), 1), cudaErrorInvalidValue) << "one product, one part";
+  products.gated = nullptr;
   EXPECT_EQ(multiply(low_.as<uint16_t>(), 1), cudaSuccess);
   products.k = 60;
   EXPECT_EQ(multiply(low_.as<uint16_t>(), 1), cudaErrorInvalidValue);

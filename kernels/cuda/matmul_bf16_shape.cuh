@@ -23,6 +23,7 @@ struct Bf16Arguments {
   int count;
   int rows;
   uint16_t* gated;
+  uint16_t* gated_low;
   UnitWork work;
   // A place for each block of the grid, and in it for each of its warps.
   float4* partials;

@@ -10,45 +10,50 @@
 
 namespace layercake::kernels::cuda {
 
-// What a lane has of an item: rows g = lane / 4 and g + 8 of its warp's 16; of every eight rows of
-// activations (tokens) 2 (lane % 4) and the one behind. chains[0][4 n + 2 r + i] is row g + 8 r and
-// the i-th of the two tokens from 8 n on. Tensor cores add to all chains; Fold adds these to the
-// first Shape::kSums of the first.
+// What the tensor cores add to: for each 16 columns of a stage that have sums of their own, and for
+// each part of the activations, what Bf16Sums says of a lane.
 template <typename Shape>
-class Bf16Sums {
- public:
-  float chains[Shape::kChains][Shape::kParts * Shape::kSums];
-
-  __device__ Bf16Sums(int warp, int lane) : warp_(warp), lane_(lane) {}
+struct Bf16Chains {
+  float chain[Shape::kChains][Shape::kParts * Shape::kSums];
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
-    for (auto& chain : chains) {
+    for (auto& sums : chain) {
 #pragma unroll
-      for (float& sum : chain) sum = 0;
+      for (float& sum : sums) sum = 0;
     }
   }
-
   __device__ __forceinline__ void Hold() {
 #pragma unroll
-    for (auto& chain : chains) HoldRegisters(chain);
+    for (auto& sums : chain) HoldRegisters(sums);
   }
+};
 
-  // Adds up chains, then parts.
-  __device__ __forceinline__ void Fold() {
+// What a lane has of an item: rows g = lane / 4 and g + 8 of its warp's 16; of every eight rows of
+// activations (tokens) 2 (lane % 4) and the one behind. value[4 n + 2 r + i] is row g + 8 r and the
+// i-th of the two tokens from 8 n on.
+template <typename Shape>
+class Bf16Sums {
+ public:
+  float value[Shape::kSums];
+
+  __device__ Bf16Sums(int warp, int lane) : warp_(warp), lane_(lane) {}
+
+  // The sums of all chains of each part, one part after the other.
+  __device__ __forceinline__ void Fold(const Bf16Chains<Shape>& chains) {
 #pragma unroll
-    for (int apart = Shape::kChains / 2; apart > 0; apart /= 2) {
+    for (int i = 0; i < Shape::kSums; ++i) {
+      float sum[Shape::kParts];
 #pragma unroll
-      for (int chain = 0; chain < apart; ++chain) {
-#pragma unroll
-        for (int i = 0; i < Shape::kParts * Shape::kSums; ++i) {
-          chains[chain][i] += chains[chain + apart][i];
+      for (int part = 0; part < Shape::kParts; ++part) {
+        const int at = part * Shape::kSums + i;
+        sum[part] = chains.chain[0][at];
+        if constexpr (Shape::kChains == 4) {
+          sum[part] += chains.chain[1][at];
+          sum[part] += chains.chain[2][at] + chains.chain[3][at];
         }
       }
-    }
-    if constexpr (Shape::kParts == 2) {
-#pragma unroll
-      for (int i = 0; i < Shape::kSums; ++i) chains[0][i] += chains[0][Shape::kSums + i];
+      value[i] = Shape::kParts == 1 ? sum[0] : sum[0] + sum[Shape::kParts - 1];
     }
   }
 
@@ -57,7 +62,7 @@ class Bf16Sums {
     float4* const to = Place(a, blockIdx.x);
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const float* const v = chains[0] + 4 * i;
+      const float* const v = value + 4 * i;
       __stcg(to + 32 * i, make_float4(v[0], v[1], v[2], v[3]));
     }
     __syncwarp();
@@ -91,17 +96,16 @@ class Bf16Sums {
     static_assert(!Shape::kGated);
     const Bf16Product& product = a.product[item.product];
     if (product.bias != nullptr) {
-      ForEach(a, item,
-              [&](int i, int64_t row, const float*) { chains[0][i] += product.bias[row]; });
+      ForEach(a, item, [&](int i, int64_t row, const float*) { value[i] += product.bias[row]; });
     }
     if (product.accumulate) {
-      ForEach(a, item, [&](int i, int64_t, const float* out) { chains[0][i] += *out; });
+      ForEach(a, item, [&](int i, int64_t, const float* out) { value[i] += *out; });
     }
   }
 
   // out = sum.
   __device__ __forceinline__ void Store(const Bf16Arguments& a, const Bf16Item& item) const {
-    ForEach(a, item, [&](int i, int64_t, float* out) { *out = chains[0][i]; });
+    ForEach(a, item, [&](int i, int64_t, float* out) { *out = value[i]; });
   }
 
   // gated = silu(gate + bias) * (up + bias), by the first warpgroup, which has gate. `exchange`:
@@ -113,7 +117,7 @@ class Bf16Sums {
     if (warp_ >= 4) {
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
-        const float* const v = chains[0] + 4 * i;
+        const float* const v = value + 4 * i;
         place[32 * i] = make_float4(v[0], v[1], v[2], v[3]);
       }
     }
@@ -122,7 +126,7 @@ class Bf16Sums {
     if (warp_ < 4) MultiplyByUp(a, row, place);
     // Before the next item's sums take the place.
     SyncConsumers();
-    if (warp_ < 4) StorePairs(a, row);
+    if (warp_ < 4) StoreBf16(a, row);
   }
 
  private:
@@ -147,7 +151,7 @@ class Bf16Sums {
       for (int part = 0; part < kCount; ++part) {
 #pragma unroll
         for (int i = 0; i < kPiece; ++i) {
-          float* const v = chains[0] + 4 * (first + i);
+          float* const v = value + 4 * (first + i);
           v[0] += parts[part][i].x;
           v[1] += parts[part][i].y;
           v[2] += parts[part][i].z;
@@ -162,7 +166,7 @@ class Bf16Sums {
     asm volatile("bar.sync 1, %0;" ::"n"(32 * kBf16Warps) : "memory");
   }
 
-  // gate = silu(gate + bias) * (up + bias), rows `row` and 8 behind.
+  // value = silu(value + bias) * (up + bias), rows `row` and 8 behind.
   __device__ __forceinline__ void MultiplyByUp(const Bf16Arguments& a, int64_t row,
                                                const float4* up) {
     float gate_bias[2] = {0, 0};
@@ -176,7 +180,7 @@ class Bf16Sums {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const float4 u = up[32 * i];
-      float* const v = chains[0] + 4 * i;
+      float* const v = value + 4 * i;
       v[0] = Silu(v[0] + gate_bias[0]) * (u.x + up_bias[0]);
       v[1] = Silu(v[1] + gate_bias[0]) * (u.y + up_bias[0]);
       v[2] = Silu(v[2] + gate_bias[1]) * (u.z + up_bias[1]);
@@ -185,23 +189,28 @@ class Bf16Sums {
   }
 
   // Lanes of two neighbouring rows have two tokens each, and change one against the other, so that
-  // each writes a pair of columns.
-  __device__ __forceinline__ void StorePairs(const Bf16Arguments& a, int64_t row) const {
+  // each writes two columns.
+  __device__ __forceinline__ void StoreBf16(const Bf16Arguments& a, int64_t row) const {
     const int64_t n = a.product[0].n;
     const bool second = lane_ / 4 % 2 != 0;
     const int64_t column = second ? row - 1 : row;
     int token = 2 * (lane_ % 4) + (second ? 1 : 0);
-    uint16_t* to = a.gated + token * n + column;
+    int64_t to = token * n + column;
 #pragma unroll
     for (int i = 0; i < Shape::kTokens / 8; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float* const v = chains[0] + 4 * i + 2 * r;
+        const float* const v = value + 4 * i + 2 * r;
         const float own = second ? v[1] : v[0];
         const float got = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
         if (token < a.rows && column + 8 * r < n) {
-          *reinterpret_cast<__nv_bfloat162*>(to + 8 * r) =
-              second ? __floats2bfloat162_rn(got, own) : __floats2bfloat162_rn(own, got);
+          const float2 two = second ? make_float2(got, own) : make_float2(own, got);
+          const __nv_bfloat162 high = __float22bfloat162_rn(two);
+          *reinterpret_cast<__nv_bfloat162*>(a.gated + to + 8 * r) = high;
+          if constexpr (Shape::kParts == 2) {
+            *reinterpret_cast<__nv_bfloat162*>(a.gated_low + to + 8 * r) =
+                __floats2bfloat162_rn(two.x - __low2float(high), two.y - __high2float(high));
+          }
         }
       }
       token += 8;

@@ -155,18 +155,28 @@ class MultiplierImpl final : public Multiplier {
       return ChooseProductKernel(w.type(), w.k(), ChoiceRows(rows), HasUnits()) ==
              ProductKernel::kLarge;
     };
-    return large_ != nullptr && large_->HasGated(gate.type(), rows) && gate.type() == up.type() &&
-           gate.n() == up.n() && gate.k() == up.k() && next.k() == gate.n() && goes_large(gate) &&
-           goes_large(next) &&
+    if (gate.type() != up.type() || gate.n() != up.n() || gate.k() != up.k() ||
+        next.k() != gate.n()) {
+      return false;
+    }
+    if (!goes_large(gate)) {
+      return !goes_large(next) && TakesBf16Pairs(gate.type(), gate.k()) &&
+             TakesBf16Pairs(next.type(), next.k());
+    }
+    return large_ != nullptr && large_->HasGated(gate.type(), rows) && goes_large(next) &&
            LargeForms(next.type(), HasUnits()) == LargeForms(gate.type(), HasUnits());
   }
 
   absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,
                              Operand& next) override {
-    if (gated.gate == nullptr || gated.up == nullptr || large_ == nullptr || rows < 0) {
+    const bool few = gated.gate != nullptr &&
+                     ChooseProductKernel(gated.gate->type(), gated.gate->k(), ChoiceRows(rows),
+                                         HasUnits()) != ProductKernel::kLarge;
+    if (gated.gate == nullptr || gated.up == nullptr || (!few && large_ == nullptr) || rows < 0) {
       return absl::InvalidArgumentError(absl::StrCat("no gated product of ", rows, " rows here"));
     }
     if (rows == 0) return absl::OkStatus();
+    if (few) return MultiplyGatedPairs(gated, operand, rows, next);
     return large_->MultiplyGated(gated, operand, rows, next);
   }
 
@@ -227,6 +237,37 @@ class MultiplierImpl final : public Multiplier {
                                                             x.bf16_high, x.bf16_low, rows, bf16_)
                                         : MultiplyFloats(context_, together, x, rows),
                                     "multiply few rows with float weights"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MultiplyGatedPairs(const GatedProduct& gated, const Operand& operand, int rows,
+                                  Operand& next) {
+    const CudaMatrix& gate = *gated.gate;
+    const CudaMatrix& up = *gated.up;
+    if (!TakesBf16Pairs(gate.type(), gate.k()) || gate.n() % 2 != 0 || up.type() != gate.type() ||
+        up.n() != gate.n() || up.k() != gate.k() || &next == &operand ||
+        (operand.forms() & next.forms() & kBfloat16Form) == 0 || rows > operand.max_rows() ||
+        rows > next.max_rows() || gate.k() > operand.max_k() || gate.n() > next.max_k()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "no gated product of ", rows, " rows with ", WeightTypeName(gate.type()), " ", gate.n(),
+          " x ", gate.k(), " and ", WeightTypeName(up.type()), " ", up.n(), " x ", up.k(),
+          " into an operand of ", next.max_rows(), " x ", next.max_k()));
+    }
+    for (int row = 0; row < rows; row += kDecodeRows) {
+      const OperandView x = FromRow(operand.view(), row, gate.k());
+      const OperandView to = FromRow(next.view(), row, gate.n());
+      FloatProducts both;
+      both.count = 2;
+      both.k = gate.k();
+      both.product[0] = FloatProductOf({.w = &gate, .bias = gated.gate_bias}, 0);
+      both.product[1] = FloatProductOf({.w = &up, .bias = gated.up_bias}, 0);
+      Bf16Products products = Bf16ProductsOf(both);
+      products.gated = to.bf16_high;
+      products.gated_low = to.bf16_low;
+      LC_RETURN_IF_ERROR(CudaStatus(MultiplyBf16Pairs(context_, products, x.bf16_high, x.bf16_low,
+                                                      std::min(kDecodeRows, rows - row), bf16_),
+                                    "multiply gate and up with few rows"));
     }
     return absl::OkStatus();
   }
