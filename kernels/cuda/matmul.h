@@ -2,9 +2,9 @@
 //
 // Everything is enqueued on the context's stream and can be captured into a graph; nothing is
 // allocated and nothing waits after creation. For 1 to kDecodeRows rows one family of kernels
-// serves each weight type, with one order of additions that depends on n, k and the device's SM
-// count only: a row's result is the same, bit for bit, whatever runs beside it. More rows may take
-// other kernels (ChooseProductKernel) with other last bits.
+// serves each weight type, with one order of additions that depends on the matrices that go
+// together and the device's SM count only: a row's result is the same, bit for bit, whatever runs
+// beside it. More rows may take other kernels (ChooseProductKernel) with other last bits.
 //
 // Thread rule: the step thread.
 #pragma once

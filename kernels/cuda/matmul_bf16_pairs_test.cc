@@ -17,7 +17,7 @@
 namespace layercake::kernels::cuda {
 namespace {
 
-// 16 bits of an activation, and float32 sums that the tensor cores round towards zero.
+// 16 bits of an activation, and float32 sums.
 constexpr double kTolerance = 1e-5;
 constexpr int64_t kGap = 3;      // between rows of results
 constexpr int64_t kBehind = 64;  // poisoned floats behind every output

@@ -35,8 +35,8 @@ struct Bf16Arguments {
 // half as often, but leave and gather twice as much.)
 //
 // A pair of activations takes two columns of B, which stand in two halves of a stage's activations.
-// The tensor cores round sums towards zero, which shows beside pairs: there each 16 columns of a
-// stage have sums of their own.
+// Tensor cores may round sums towards zero, an error that grows with their number. Beside pairs it
+// would show, so there each 16 columns of a stage have sums of their own.
 template <int kTokenCount, bool kIsGated, bool kIsPairs>
 struct Bf16Shape {
   static constexpr int kTokens = kTokenCount;
