@@ -8,7 +8,6 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/matmul_large.h"
-#include "kernels/cuda/matmul_units.h"
 #include "kernels/cuda/step_kernels.h"
 #include "spdlog/spdlog.h"
 
@@ -74,7 +73,7 @@ absl::Status CudaOps::PrepareOperands(const StepLimits& limits) {
   for (const CudaMatrix* matrix : matrices_) {
     max_k = std::max(max_k, matrix->k());
     multiplier.float_weights = multiplier.float_weights || UnitBytes(matrix->type()) == 0;
-    if (NeedsPanels(matrix->type(), UnitMatmulAvailable(context_))) {
+    if (NeedsPanels(matrix->type())) {
       multiplier.max_panel_weights =
           std::max(multiplier.max_panel_weights, matrix->n() * matrix->k());
     }

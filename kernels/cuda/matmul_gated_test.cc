@@ -38,7 +38,6 @@ class GatedMatmulTest : public MatmulTest, public testing::WithParamInterface<Ke
       if (!RunsHopperCode(context_)) GTEST_SKIP() << "this card has no other kernels";
       context_.compute_major = 8;
     }
-    if (!UnitMatmulAvailable(context_)) GTEST_SKIP() << "no products by units on this device";
     MultiplierLimits limits;
     limits.max_rows = kMostRows;
     auto multiplier = Multiplier::Create(context_, limits);

@@ -30,7 +30,10 @@ bool Is16BitFloat(WeightType type) { return type == WeightType::kBF16 || type ==
 
 bool MultipliesAsBf16(WeightType type) { return type == WeightType::kBF16 || UnpacksToBf16(type); }
 
-bool ReadsUnits(WeightType type, bool has_units) { return has_units && HasUnitMatmul(type); }
+// What weights that are, or become, 16-bit floats are multiplied with.
+OperandForms PlainForm(WeightType type) {
+  return MultipliesAsBf16(type) ? kBfloat16HighForm : kFloat16Form;
+}
 
 class PanelMatmul final : public LargeMatmul {
  public:
@@ -45,10 +48,9 @@ class PanelMatmul final : public LargeMatmul {
         library_(std::move(library)) {}
 
   bool uses_library() const override { return library_ != nullptr; }
-  bool has_units() const override { return partials_.bytes() > 0; }
 
   bool HasGated(WeightType type, int rows) const override {
-    return ReadsUnits(type, has_units()) || TakesBf16(type, rows);
+    return ReadsUnits(type) || TakesBf16(type, rows);
   }
 
   absl::Status Multiply(absl::Span<const Product> products, const Operand& operand,
@@ -62,13 +64,13 @@ class PanelMatmul final : public LargeMatmul {
     for (const Product& product : products) {
       LC_RETURN_IF_ERROR(Check(product, operand, rows));
       const WeightType type = product.w->type();
-      if (ReadsUnits(type, has_units()) || TakesBf16(type, rows)) continue;
+      if (ReadsUnits(type) || TakesBf16(type, rows)) continue;
       scalings.product[scalings.count++] = ScalingOf(product, operand.view());
     }
     LC_RETURN_IF_ERROR(CudaStatus(ScaleBefore(context_, scalings), "add biases"));
     for (size_t i = 0; i < products.size();) {
       const CudaMatrix& w = *products[i].w;
-      const bool by_units = ReadsUnits(w.type(), has_units());
+      const bool by_units = ReadsUnits(w.type());
       if (!by_units && !TakesBf16(w.type(), rows)) {
         LC_RETURN_IF_ERROR(MultiplyOne(products[i++], operand.view(), rows));
         continue;
@@ -93,14 +95,14 @@ class PanelMatmul final : public LargeMatmul {
     LC_RETURN_IF_ERROR(Check({.w = &gate}, operand, rows));
     if (!HasGated(gate.type(), rows) || up.type() != gate.type() || up.n() != gate.n() ||
         up.k() != gate.k() || &next == &operand || gate.n() % 2 != 0 ||
-        (next.forms() & LargeForms(gate.type(), has_units())) == 0 || rows > next.max_rows() ||
+        (next.forms() & FormOf(gate.type())) == 0 || rows > next.max_rows() ||
         gate.n() > next.max_k()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "no gated product of ", rows, " rows with ", WeightTypeName(gate.type()), " ", gate.n(),
           " x ", gate.k(), " and ", WeightTypeName(up.type()), " ", up.n(), " x ", up.k(),
           " into an operand of ", next.max_rows(), " x ", next.max_k()));
     }
-    if (!ReadsUnits(gate.type(), has_units())) {
+    if (!ReadsUnits(gate.type())) {
       const Product products[] = {{.w = &gate, .bias = gated.gate_bias},
                                   {.w = &up, .bias = gated.up_bias}};
       return MultiplyByBf16(products, operand.view(), rows, next.view().bf16_high);
@@ -125,6 +127,12 @@ class PanelMatmul final : public LargeMatmul {
   }
 
  private:
+  // Without partial sums there are panels only.
+  bool ReadsUnits(WeightType type) const { return partials_.bytes() > 0 && HasUnitMatmul(type); }
+  OperandForms FormOf(WeightType type) const {
+    return ReadsUnits(type) ? kTileForm : PlainForm(type);
+  }
+
   absl::Status Check(const Product& product, const Operand& operand, int rows) const {
     const CudaMatrix& w = *product.w;
     if (rows < 1 || rows > operand.max_rows() || w.k() > operand.max_k()) {
@@ -136,11 +144,12 @@ class PanelMatmul final : public LargeMatmul {
       return absl::InvalidArgumentError(absl::StrCat("the path for many rows takes no ",
                                                      WeightTypeName(w.type()), " rows of ", w.k()));
     }
-    if ((operand.forms() & LargeForms(w.type(), has_units())) == 0) {
+    if ((operand.forms() & FormOf(w.type())) == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("the operand lacks the form for ", WeightTypeName(w.type())));
     }
-    if (NeedsPanels(w.type(), has_units()) && PanelRows(w.n(), w.k(), panel_bytes_) == 0) {
+    if (UnitBytes(w.type()) > 0 && !ReadsUnits(w.type()) &&
+        PanelRows(w.n(), w.k(), panel_bytes_) == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           w.n(), " x ", w.k(), " weights do not fit a panel of ", panel_bytes_, " bytes"));
     }
@@ -266,19 +275,16 @@ class PanelMatmul final : public LargeMatmul {
 
 }  // namespace
 
-bool LargePathPays(WeightType type, int64_t k, int rows, bool has_units) {
+bool LargePathPays(WeightType type, int64_t k, int rows) {
   if (type == WeightType::kF32 || k % 8 != 0) return false;
-  return rows > (NeedsPanels(type, has_units) ? kMostGroupedRows : kDecodeRows);
+  return rows > (NeedsPanels(type) ? kMostGroupedRows : kDecodeRows);
 }
 
-OperandForms LargeForms(WeightType type, bool has_units) {
-  if (ReadsUnits(type, has_units)) return kTileForm;
-  return MultipliesAsBf16(type) ? kBfloat16HighForm : kFloat16Form;
+OperandForms LargeForms(WeightType type) {
+  return HasUnitMatmul(type) ? kTileForm : PlainForm(type);
 }
 
-bool NeedsPanels(WeightType type, bool has_units) {
-  return UnitBytes(type) > 0 && !ReadsUnits(type, has_units);
-}
+bool NeedsPanels(WeightType type) { return UnitBytes(type) > 0 && !HasUnitMatmul(type); }
 
 absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
     const Context& context, const LargeMatmulOptions& options) {
@@ -290,7 +296,7 @@ absl::StatusOr<std::unique_ptr<LargeMatmul>> LargeMatmul::Create(
   DeviceArray partials;
   DeviceArray flags;
   Bf16Scratch bf16;
-  if (UnitMatmulAvailable(context) && !options.panels_only) {
+  if (!options.panels_only) {
     LC_RETURN_IF_ERROR(CudaStatus(PrepareBf16Matmul(context, &bf16.encode),
                                   "prepare the products of BF16 weights"));
     LC_ASSIGN_OR_RETURN(partials,

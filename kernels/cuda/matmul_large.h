@@ -4,9 +4,9 @@
 //   BF16 weights    as they are, times bf16 activations (the operand's high half): an output is off
 //                   by about 1.7e-3 of its norm, as everywhere where BF16 models are served
 //   F16 weights     as they are, times f16 activations under a power of two per row: 2e-4
-//   quantised types read as units (matmul_units.h) where type and device can: 4e-4; otherwise
-//                   unpacked panel by panel to f16 (weights round to 11 bits), times f16
-//                   activations: 3e-4; MXFP4, whose exponents f16 cannot hold, to bf16: 1.7e-3
+//   quantised types read as units (matmul_units.h): 4e-4; Q2_K unpacked panel by panel to f16
+//                   (weights round to 11 bits), times f16 activations: 3e-4; MXFP4, whose exponents
+//                   f16 cannot hold, to bf16: 1.7e-3
 //   F32 weights     not here: they stay with the kernels for few rows
 //
 // BF16 weights at up to 128 rows have a kernel of their own on Hopper (matmul_bf16.h). Other float
@@ -32,15 +32,14 @@
 namespace layercake::kernels::cuda {
 
 // Whether `rows` rows are faster here than in groups of kDecodeRows. False for F32, and for rows of
-// 16-bit weights that are not aligned to 16 bytes (k not a multiple of 8). `has_units`: whether the
-// device can multiply by units.
-bool LargePathPays(WeightType type, int64_t k, int rows, bool has_units);
+// 16-bit weights that are not aligned to 16 bytes (k not a multiple of 8).
+bool LargePathPays(WeightType type, int64_t k, int rows);
 
 // The forms that the large path reads for weights of a type.
-OperandForms LargeForms(WeightType type, bool has_units);
+OperandForms LargeForms(WeightType type);
 
 // Whether a type goes by panels there.
-bool NeedsPanels(WeightType type, bool has_units);
+bool NeedsPanels(WeightType type);
 
 struct LargeMatmulOptions {
   // The most weights (n * k) of a matrix that will come and NeedsPanels: it sizes the panel that
@@ -50,7 +49,8 @@ struct LargeMatmulOptions {
   bool float_weights = true;
   // Multiply with our own kernel even where the library is there.
   bool own_kernel = false;
-  // Neither units nor matmul_bf16.h: panels, and float weights by the library.
+  // Neither units nor matmul_bf16.h: panels, and float weights by the library. Quantised types read
+  // kFloat16Form or kBfloat16HighForm then, whatever LargeForms says.
   bool panels_only = false;
 };
 
@@ -76,8 +76,6 @@ class LargeMatmul {
                                      Operand& next) = 0;
 
   virtual bool uses_library() const = 0;
-  // Whether types that can be are multiplied by units.
-  virtual bool has_units() const = 0;
 };
 
 }  // namespace layercake::kernels::cuda

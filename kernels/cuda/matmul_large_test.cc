@@ -124,7 +124,6 @@ TEST_F(LargeMatmulTest, AgreesWithTheProductInDoubleForEveryType) {
 // Items that are cut among many blocks, whole rounds of items, and the flags between launches: many
 // rows of weights or of columns, several matrices at once, twice the same.
 TEST_F(LargeMatmulTest, DealsOutUnitsOfEveryShape) {
-  if (!UnitMatmulAvailable(context_)) GTEST_SKIP() << "no products by units on this device";
   struct Case {
     WeightType type;
     int64_t n, k;

@@ -45,10 +45,6 @@ size_t UnitFlagBytes(int sm_count) {
   return sizeof(uint32_t) * static_cast<size_t>(sm_count) * kItemUnits;
 }
 
-bool UnitMatmulAvailable(const Context& context) {
-  return ByWgmma(context) || context.max_shared_bytes >= kUnitMmaSharedBytes;
-}
-
 cudaError_t PrepareUnitMatmul(const Context& context, WeightType type) {
   const UnitFunctions functions = FunctionsFor(context, type);
   for (const UnitKernelOf& kernel :

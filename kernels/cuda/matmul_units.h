@@ -90,9 +90,6 @@ struct UnitScratch {
 size_t UnitPartialBytes(int sm_count);
 size_t UnitFlagBytes(int sm_count);
 
-// Whether the device runs them: it lacks the shared memory otherwise.
-bool UnitMatmulAvailable(const Context& context);
-
 // Raises the shared memory limits of a type's kernels, which loads their code; once per device,
 // before the first launch. cudaErrorInvalidValue without HasUnitMatmul.
 cudaError_t PrepareUnitMatmul(const Context& context, WeightType type);

@@ -101,7 +101,7 @@ class MultiplierImpl final : public Multiplier {
   OperandForms FormsFor(absl::Span<const CudaMatrix* const> matrices, int rows) const override {
     OperandForms forms = 0;
     for (const CudaMatrix* matrix : matrices) {
-      forms |= FormsOfProduct(matrix->type(), matrix->k(), ChoiceRows(rows), HasUnits());
+      forms |= FormsOfProduct(matrix->type(), matrix->k(), ChoiceRows(rows));
     }
     return forms;
   }
@@ -116,13 +116,12 @@ class MultiplierImpl final : public Multiplier {
     std::vector<Product> large;
     for (const Product& product : products) {
       const WeightType type = product.w->type();
-      if ((FormsOfProduct(type, product.w->k(), ChoiceRows(rows), HasUnits()) & ~operand.forms()) !=
-          0) {
+      if ((FormsOfProduct(type, product.w->k(), ChoiceRows(rows)) & ~operand.forms()) != 0) {
         return absl::InvalidArgumentError(absl::StrCat("the operand lacks a form that ",
                                                        WeightTypeName(type), " weights with ", rows,
                                                        " rows read"));
       }
-      switch (ChooseProductKernel(type, product.w->k(), ChoiceRows(rows), HasUnits())) {
+      switch (ChooseProductKernel(type, product.w->k(), ChoiceRows(rows))) {
         case ProductKernel::kDecode:
           decode.push_back(product);
           break;
@@ -152,8 +151,7 @@ class MultiplierImpl final : public Multiplier {
   bool TakesGated(const CudaMatrix& gate, const CudaMatrix& up, const CudaMatrix& next,
                   int rows) const override {
     const auto goes_large = [&](const CudaMatrix& w) {
-      return ChooseProductKernel(w.type(), w.k(), ChoiceRows(rows), HasUnits()) ==
-             ProductKernel::kLarge;
+      return ChooseProductKernel(w.type(), w.k(), ChoiceRows(rows)) == ProductKernel::kLarge;
     };
     if (gate.type() != up.type() || gate.n() != up.n() || gate.k() != up.k() ||
         next.k() != gate.n()) {
@@ -164,14 +162,14 @@ class MultiplierImpl final : public Multiplier {
              TakesBf16Pairs(next.type(), next.k());
     }
     return large_ != nullptr && large_->HasGated(gate.type(), rows) && goes_large(next) &&
-           LargeForms(next.type(), HasUnits()) == LargeForms(gate.type(), HasUnits());
+           LargeForms(next.type()) == LargeForms(gate.type());
   }
 
   absl::Status MultiplyGated(const GatedProduct& gated, const Operand& operand, int rows,
                              Operand& next) override {
     const bool few = gated.gate != nullptr &&
-                     ChooseProductKernel(gated.gate->type(), gated.gate->k(), ChoiceRows(rows),
-                                         HasUnits()) != ProductKernel::kLarge;
+                     ChooseProductKernel(gated.gate->type(), gated.gate->k(), ChoiceRows(rows)) !=
+                         ProductKernel::kLarge;
     if (gated.gate == nullptr || gated.up == nullptr || (!few && large_ == nullptr) || rows < 0) {
       return absl::InvalidArgumentError(absl::StrCat("no gated product of ", rows, " rows here"));
     }
@@ -186,7 +184,6 @@ class MultiplierImpl final : public Multiplier {
     return bf16_.encode != nullptr && type == WeightType::kBF16 && k % 8 == 0 &&
            k <= kBf16MostColumns;
   }
-  bool HasUnits() const { return large_ != nullptr && large_->has_units(); }
   // The rows that the choice of kernels is told of.
   int ChoiceRows(int rows) const { return deterministic_ ? std::min(rows, kDecodeRows) : rows; }
 

@@ -6,13 +6,13 @@
 
 namespace layercake::kernels::cuda {
 
-ProductKernel ChooseProductKernel(WeightType type, int64_t k, int rows, bool has_units) {
-  if (rows > kDecodeRows && LargePathPays(type, k, rows, has_units)) return ProductKernel::kLarge;
+ProductKernel ChooseProductKernel(WeightType type, int64_t k, int rows) {
+  if (rows > kDecodeRows && LargePathPays(type, k, rows)) return ProductKernel::kLarge;
   return UnitBytes(type) == 0 ? ProductKernel::kFloat : ProductKernel::kDecode;
 }
 
-OperandForms FormsOfProduct(WeightType type, int64_t k, int rows, bool has_units) {
-  switch (ChooseProductKernel(type, k, rows, has_units)) {
+OperandForms FormsOfProduct(WeightType type, int64_t k, int rows) {
+  switch (ChooseProductKernel(type, k, rows)) {
     case ProductKernel::kDecode:
       return kFixedForm;
     case ProductKernel::kFloat:
@@ -20,7 +20,7 @@ OperandForms FormsOfProduct(WeightType type, int64_t k, int rows, bool has_units
     case ProductKernel::kLarge:
       break;
   }
-  return LargeForms(type, has_units);
+  return LargeForms(type);
 }
 
 }  // namespace layercake::kernels::cuda

@@ -14,11 +14,10 @@ enum class ProductKernel : uint8_t {
   kLarge,   // any, all rows at once (matmul_large.h)
 };
 
-// Up to kDecodeRows rows never take kLarge: they belong to one family of kernels. `has_units`:
-// whether the device can multiply by units (matmul_units.h).
-ProductKernel ChooseProductKernel(WeightType type, int64_t k, int rows, bool has_units);
+// Up to kDecodeRows rows never take kLarge: they belong to one family of kernels.
+ProductKernel ChooseProductKernel(WeightType type, int64_t k, int rows);
 
 // The forms of the operand that the choice reads.
-OperandForms FormsOfProduct(WeightType type, int64_t k, int rows, bool has_units);
+OperandForms FormsOfProduct(WeightType type, int64_t k, int rows);
 
 }  // namespace layercake::kernels::cuda

@@ -12,28 +12,27 @@ namespace {
 
 TEST(ProductChoice, GivesFewRowsToOneFamilyOfKernels) {
   for (const WeightType type : kAllTypes) {
-    const ProductKernel one = ChooseProductKernel(type, 5120, 1, true);
+    const ProductKernel one = ChooseProductKernel(type, 5120, 1);
     EXPECT_NE(one, ProductKernel::kLarge) << WeightTypeName(type);
     EXPECT_EQ(one == ProductKernel::kFloat, IsFloatType(type)) << WeightTypeName(type);
     for (int rows = 2; rows <= 16; ++rows) {
-      EXPECT_EQ(ChooseProductKernel(type, 5120, rows, true), one) << WeightTypeName(type) << rows;
+      EXPECT_EQ(ChooseProductKernel(type, 5120, rows), one) << WeightTypeName(type) << rows;
     }
   }
 }
 
-TEST(ProductChoice, GivesPromptsToTheMatrixLibrary) {
+TEST(ProductChoice, GivesPromptsToTheKernelsForManyRows) {
   for (const WeightType type : {WeightType::kQ4_K, WeightType::kQ8_0, WeightType::kBF16}) {
-    EXPECT_EQ(ChooseProductKernel(type, 5120, 512, true), ProductKernel::kLarge)
-        << WeightTypeName(type);
+    EXPECT_EQ(ChooseProductKernel(type, 5120, 512), ProductKernel::kLarge) << WeightTypeName(type);
   }
-  EXPECT_EQ(ChooseProductKernel(WeightType::kF32, 5120, 512, true), ProductKernel::kFloat);
+  EXPECT_EQ(ChooseProductKernel(WeightType::kF32, 5120, 512), ProductKernel::kFloat);
 }
 
 TEST(ProductChoice, AsksForTheFormsOfItsKernels) {
-  EXPECT_EQ(FormsOfProduct(WeightType::kQ4_K, 5120, 16, true), kFixedForm);
-  EXPECT_EQ(FormsOfProduct(WeightType::kF32, 5120, 16, true), kFloat32Form);
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ4_K, 5120, 16), kFixedForm);
+  EXPECT_EQ(FormsOfProduct(WeightType::kF32, 5120, 16), kFloat32Form);
   for (const WeightType type : kAllTypes) {
-    EXPECT_NE(FormsOfProduct(type, 5120, 512, true), 0u) << WeightTypeName(type);
+    EXPECT_NE(FormsOfProduct(type, 5120, 512), 0u) << WeightTypeName(type);
   }
 }
 
@@ -45,24 +44,23 @@ TEST(DecodeTogether, JoinsEqualTypesAndTheMixesOfCommonFiles) {
   EXPECT_FALSE(DecodeTogether(WeightType::kQ4_0, WeightType::kQ6_K));
 }
 
-TEST(ProductChoice, ReadsTilesWhereTheDeviceMultipliesByUnits) {
+TEST(ProductChoice, ReadsTilesWhereUnitsAreMultiplied) {
   for (const WeightType type : kAllTypes) {
     if (!HasUnitMatmul(type)) continue;
     SCOPED_TRACE(WeightTypeName(type));
-    EXPECT_EQ(FormsOfProduct(type, 5120, 17, true), kTileForm);
-    // Without, a few groups of rows read less than panels do.
-    EXPECT_EQ(FormsOfProduct(type, 5120, 64, false), kFixedForm);
-    EXPECT_EQ(FormsOfProduct(type, 5120, 65, false), kFloat16Form);
-    EXPECT_FALSE(NeedsPanels(type, true));
-    EXPECT_TRUE(NeedsPanels(type, false));
+    EXPECT_EQ(FormsOfProduct(type, 5120, 17), kTileForm);
+    EXPECT_FALSE(NeedsPanels(type));
   }
-  EXPECT_EQ(FormsOfProduct(WeightType::kQ2_K, 5120, 512, true), kFloat16Form);
-  EXPECT_EQ(FormsOfProduct(WeightType::kMXFP4, 5120, 512, true), kBfloat16HighForm);
-  EXPECT_TRUE(NeedsPanels(WeightType::kQ2_K, true));
+  // A few groups of rows read less than panels do.
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ2_K, 5120, 64), kFixedForm);
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ2_K, 5120, 65), kFloat16Form);
+  EXPECT_EQ(FormsOfProduct(WeightType::kQ2_K, 5120, 512), kFloat16Form);
+  EXPECT_EQ(FormsOfProduct(WeightType::kMXFP4, 5120, 512), kBfloat16HighForm);
+  EXPECT_TRUE(NeedsPanels(WeightType::kQ2_K));
   // Few rows read both parts of an activation, many the high one.
-  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 16, true), kBfloat16Form);
-  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 512, true), kBfloat16HighForm);
-  EXPECT_FALSE(NeedsPanels(WeightType::kBF16, false));
+  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 16), kBfloat16Form);
+  EXPECT_EQ(FormsOfProduct(WeightType::kBF16, 5120, 512), kBfloat16HighForm);
+  EXPECT_FALSE(NeedsPanels(WeightType::kBF16));
 }
 
 }  // namespace
