@@ -7,6 +7,7 @@
 #include "kernels/cuda/decode_block_formats.cuh"
 #include "kernels/cuda/decode_k_formats.cuh"
 #include "kernels/cuda/decode_shape.h"
+#include "kernels/cuda/part_flags.cuh"
 #include "kernels/cuda/pipeline.cuh"
 
 namespace layercake::kernels::cuda {
@@ -172,11 +173,7 @@ struct TileSums {
       __stcg(arguments.partials + (place * kTiles + n) * 32 + static_cast<uint32_t>(lane),
              make_float2(value[n][0], value[n][1]));
     }
-    __syncwarp();
-    if (lane == 0) {
-      asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(arguments.flags + place), "r"(1)
-                   : "memory");
-    }
+    RaisePartFlag(arguments.flags + place, lane);
   }
 
   // Adds what the following blocks left of the tile whose items end at `tile_end`, in order.
@@ -184,18 +181,9 @@ struct TileSums {
                                          int warp, int lane) {
     uint32_t last = blockIdx.x;
     while (last + 1 < gridDim.x && FirstItem(arguments, last + 1) < tile_end) ++last;
-    for (uint32_t first = blockIdx.x + 1; first <= last; first += 32) {
-      const uint32_t block = first + static_cast<uint32_t>(lane);
-      if (block <= last) {
-        uint32_t* flag = arguments.flags + block * kTileUnits + static_cast<uint32_t>(warp);
-        uint32_t ready = 0;
-        while (ready == 0) {
-          asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-        }
-        *flag = 0;
-      }
-    }
-    __syncwarp();
+    TakePartFlags(blockIdx.x + 1, last + 1, lane, [&](uint32_t block) {
+      return arguments.flags + block * kTileUnits + static_cast<uint32_t>(warp);
+    });
     for (uint32_t block = blockIdx.x + 1; block <= last; ++block) {
       const uint32_t place = block * kTileUnits + static_cast<uint32_t>(warp);
 #pragma unroll

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/matmul_bf16_shape.cuh"
+#include "kernels/cuda/part_flags.cuh"
 #include "kernels/cuda/silu.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -65,27 +66,14 @@ class Bf16Sums {
       const float* const v = value + 4 * i;
       __stcg(to + 32 * i, make_float4(v[0], v[1], v[2], v[3]));
     }
-    __syncwarp();
-    if (lane_ == 0) {
-      asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(Flag(a, blockIdx.x)), "r"(1) : "memory");
-    }
+    RaisePartFlag(Flag(a, blockIdx.x), lane_);
   }
 
   // Adds what the following blocks left of the item whose columns end at step `item_end` of all.
   __device__ __forceinline__ void Gather(const Bf16Arguments& a, uint32_t item_end) {
     uint32_t end = blockIdx.x + 1;
     while (end < a.work.grid && a.work.RunBegin(end) < item_end) ++end;
-    for (uint32_t first = blockIdx.x + 1; first < end; first += 32) {
-      const uint32_t block = first + static_cast<uint32_t>(lane_);
-      if (block >= end) continue;
-      uint32_t* const flag = Flag(a, block);
-      uint32_t ready = 0;
-      while (ready == 0) {
-        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory");
-      }
-      *flag = 0;
-    }
-    __syncwarp();
+    TakePartFlags(blockIdx.x + 1, end, lane_, [&](uint32_t block) { return Flag(a, block); });
     uint32_t block = blockIdx.x + 1;
     for (; block + kTogether <= end; block += kTogether) AddParts<kTogether>(a, block);
     for (; block < end; ++block) AddParts<1>(a, block);
