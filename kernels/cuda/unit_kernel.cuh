@@ -8,12 +8,12 @@
 
 #include "kernels/cuda/pipeline.cuh"
 #include "kernels/cuda/ring_place.cuh"
+#include "kernels/cuda/unit_end.cuh"
 #include "kernels/cuda/unit_functions.h"
 #include "kernels/cuda/unit_halves.cuh"
 #include "kernels/cuda/unit_shape.cuh"
 #include "kernels/cuda/unit_steps.cuh"
 #include "kernels/cuda/unit_sums.cuh"
-#include "kernels/cuda/unit_swiglu.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace layercake::kernels::cuda {
@@ -241,16 +241,7 @@ __device__ __forceinline__ void ConsumeUnits(const UnitArguments& a, const UnitR
       stage.Next();
     }
     multiplier.Finish(sums);
-    if (segment.begin > 0) {
-      sums.Leave(a);
-      continue;
-    }
-    if (segment.end < a.work.blocks) sums.Gather(a, (segment.item + 1) * a.work.blocks);
-    if (a.paired()) {
-      StoreSwiglu(a, sums, item, warp, lane);
-    } else {
-      sums.Store(a, item);
-    }
+    EndSegment(a, segment, item, sums, warp, lane);
   }
 }
 

@@ -11,12 +11,12 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/pipeline.cuh"
+#include "kernels/cuda/unit_end.cuh"
 #include "kernels/cuda/unit_functions.h"
 #include "kernels/cuda/unit_halves.cuh"
 #include "kernels/cuda/unit_shape.cuh"
 #include "kernels/cuda/unit_steps.cuh"
 #include "kernels/cuda/unit_sums.cuh"
-#include "kernels/cuda/unit_swiglu.cuh"
 
 namespace layercake::kernels::cuda {
 
@@ -249,16 +249,7 @@ __global__ void __launch_bounds__(UnitMmaShape<kTokens>::kThreads, 1)
     for (uint32_t block = segment.begin; block < segment.end; ++block) {
       multiplier.Step(stream, sums);
     }
-    if (segment.begin > 0) {
-      sums.Leave(a);
-      continue;
-    }
-    if (segment.end < a.work.blocks) sums.Gather(a, (segment.item + 1) * a.work.blocks);
-    if (a.paired()) {
-      StoreSwiglu(a, sums, item, warp, lane);
-    } else {
-      sums.Store(a, item);
-    }
+    EndSegment(a, segment, item, sums, warp, lane);
   }
 }
 
