@@ -52,8 +52,10 @@ FNR == 1 {
   answer = number("output_tokens", 1)
   hop = stages("hop_microseconds", "%.0f")
   sub(/.*\//, "", hop)
-  if (kind == "auto" && match($0, /"transport":"[a-z_]+"/)) {
-    name_of["auto"] = substr($0, RSTART + 13, RLENGTH - 14)
+  # The last stage's: into the first no activation goes.
+  if (kind == "auto" && match($0, /.*"transport":"[a-z_]+"/)) {
+    name_of["auto"] = substr($0, 1, RLENGTH - 1)
+    sub(/.*"/, "", name_of["auto"])
   }
   if (prompt >= 1024) note("prefill, " streams " of " prompt, number("prefill_tokens_per_second", 1), "", "", "")
   if (prompt < 1024 || answer >= 32) {
