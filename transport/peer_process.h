@@ -3,13 +3,11 @@
 // Thread rule: one thread.
 #pragma once
 
-#include <sys/types.h>
-
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/unique_fd.h"
+#include "base/testing/piped_child.h"
 
 namespace layercake::transport {
 
@@ -17,10 +15,9 @@ class PeerProcess {
  public:
   // Program and arguments. A program that cannot be started reads as one that ended.
   explicit PeerProcess(std::vector<std::string> words);
-  PeerProcess(PeerProcess&& other) noexcept
-      : pid_(std::exchange(other.pid_, -1)),
-        input_(std::move(other.input_)),
-        output_(std::move(other.output_)) {}
+  PeerProcess(PeerProcess&& other) noexcept : child_(std::move(other.child_)) {
+    other.child_.pid = -1;
+  }
   ~PeerProcess() { Kill(); }
 
   // False when it has ended.
@@ -31,9 +28,7 @@ class PeerProcess {
   void Kill();
 
  private:
-  pid_t pid_ = -1;
-  base::UniqueFd input_;
-  base::UniqueFd output_;
+  base::PipedChild child_;
 };
 
 }  // namespace layercake::transport

@@ -1,10 +1,7 @@
 #include "tests/gpu/bounded_process.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,30 +41,8 @@ void PauseFor(absl::Duration duration, const base::Clock& clock) {
 }
 
 BoundedProcess::BoundedProcess(std::vector<std::string> words, const base::Clock& clock)
-    : clock_(clock) {
-  std::array<int, 2> to{-1, -1};
-  std::array<int, 2> from{-1, -1};
-  // Writes into a socket can do without SIGPIPE.
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, to.data()) != 0) return;
-  const base::UniqueFd their_input(to[0]);
-  input_.Reset(to[1]);
-  if (pipe2(from.data(), O_CLOEXEC) != 0) return;
-  const base::UniqueFd their_output(from[1]);
-  output_.Reset(from[0]);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, their_input.get(), STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, their_output.get(), STDOUT_FILENO);
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  const int error = posix_spawn(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
-    pid_ = -1;
-    return;
-  }
-  pidfd_.Reset(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+    : clock_(clock), child_(base::StartPipedChild(std::move(words))) {
+  if (child_.pid > 0) pidfd_.Reset(static_cast<int>(syscall(SYS_pidfd_open, child_.pid, 0)));
 }
 
 BoundedProcess::~BoundedProcess() {
@@ -75,11 +50,7 @@ BoundedProcess::~BoundedProcess() {
   AwaitEnd(kLastWait);
 }
 
-bool BoundedProcess::Write(const std::string& line) {
-  const std::string text = line + "\n";
-  return send(input_.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(text.size());
-}
+bool BoundedProcess::Write(const std::string& line) { return base::WriteLine(child_, line); }
 
 std::optional<std::string> BoundedProcess::ReadLine(absl::Duration limit) {
   const base::Instant latest = clock_.Now() + limit;
@@ -90,23 +61,23 @@ std::optional<std::string> BoundedProcess::ReadLine(absl::Duration limit) {
       return line;
     }
     std::array<char, 4096> more{};
-    if (!AwaitReadable(output_.get(), latest - clock_.Now(), clock_)) return std::nullopt;
-    const ssize_t size = read(output_.get(), more.data(), more.size());
+    if (!AwaitReadable(child_.output.get(), latest - clock_.Now(), clock_)) return std::nullopt;
+    const ssize_t size = read(child_.output.get(), more.data(), more.size());
     if (size <= 0) return std::nullopt;
     read_.append(more.data(), static_cast<size_t>(size));
   }
 }
 
 void BoundedProcess::Signal(int number) const {
-  if (pid_ > 0) kill(pid_, number);
+  if (child_.pid > 0) kill(child_.pid, number);
 }
 
 std::optional<absl::Duration> BoundedProcess::AwaitEnd(absl::Duration limit) {
   const base::Instant began = clock_.Now();
-  if (pid_ <= 0) return absl::ZeroDuration();
+  if (child_.pid <= 0) return absl::ZeroDuration();
   if (!AwaitReadable(pidfd_.get(), limit, clock_)) return std::nullopt;
-  waitpid(pid_, nullptr, 0);
-  pid_ = -1;
+  waitpid(child_.pid, nullptr, 0);
+  child_.pid = -1;
   return clock_.Now() - began;
 }
 

@@ -2,14 +2,13 @@
 // when processes stop and die.
 #pragma once
 
-#include <sys/types.h>
-
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/testing/piped_child.h"
 #include "base/unique_fd.h"
 
 namespace layercake::testing {
@@ -40,10 +39,8 @@ class BoundedProcess {
 
  private:
   const base::Clock& clock_;
-  pid_t pid_ = -1;  // none, or reaped
+  base::PipedChild child_;  // pid -1: none, or reaped
   base::UniqueFd pidfd_;
-  base::UniqueFd input_;
-  base::UniqueFd output_;
   std::string read_;  // what came behind the last line
 };
 
