@@ -274,10 +274,12 @@ TEST_F(GrpcLinkTest, MayBeDestroyedInsideItsOwnCallback) {
   Connect();
   StartCoordinator();
   std::string seen;
+  absl::Notification both_sent;  // else the second may meet an end that is gone
   absl::Notification gone;
   worker_.Run([&] {
     WorkerLink::Callbacks callbacks;
     callbacks.on_message = [&, keep = std::string("captured")](const v1::ToWorker& message) {
+      EXPECT_TRUE(both_sent.WaitForNotificationWithTimeout(kPatience));
       seen += message.shutdown().reason();
       worker_link_.reset();
       seen += keep;
@@ -289,6 +291,7 @@ TEST_F(GrpcLinkTest, MayBeDestroyedInsideItsOwnCallback) {
   coordinator_.Run([&] {
     ASSERT_TRUE(coordinator_link_->Send(Shutdown("one ")).ok());
     ASSERT_TRUE(coordinator_link_->Send(Shutdown("two ")).ok());
+    both_sent.Notify();
   });
   ASSERT_TRUE(gone.WaitForNotificationWithTimeout(kPatience));
   EXPECT_EQ(coordinator_log_.WaitForClosed().code(), absl::StatusCode::kUnavailable);
