@@ -218,14 +218,19 @@ class Deaths(unittest.TestCase):
             with self.subTest(stage=stage):
                 self.kill_worker(stage)
 
-    def kill_worker(self, stage):
-        server = Server("--stages", "3")
+    def answered_client(self, server):
+        """One that is being answered, and goes on being answered: stage 1 is stopped."""
         client = subprocess.Popen(
             [LAYERCAKE, "run", "--server", server.address, "--raw", "--max-tokens", "480",
              "--temperature", "0", "the"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment())
         self.assertNotEqual(client.stdout.read(1), b"")  # it is being answered
         os.kill(server.worker_of_stage(1), signal.SIGSTOP)  # and goes on being answered
+        return client
+
+    def kill_worker(self, stage):
+        server = Server("--stages", "3")
+        client = self.answered_client(server)
         victim = server.worker_of_stage(stage)
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -249,12 +254,7 @@ class Deaths(unittest.TestCase):
 
     def test_requests_and_workers_end_with_a_killed_server(self):
         server = Server("--stages", "2")
-        client = subprocess.Popen(
-            [LAYERCAKE, "run", "--server", server.address, "--raw", "--max-tokens", "480",
-             "--temperature", "0", "the"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environment())
-        self.assertNotEqual(client.stdout.read(1), b"")  # it is being answered
-        os.kill(server.worker_of_stage(1), signal.SIGSTOP)  # and goes on being answered
+        client = self.answered_client(server)
         server.process.kill()
         _, client_errors = client.communicate(timeout=PATIENCE)
         self.assertEqual(client.returncode, 1, client_errors)
